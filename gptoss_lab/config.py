@@ -39,7 +39,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that determines shapes and arithmetic of one gpt-oss model (source: the released config.json files)."""
+    """Everything that determines shapes and arithmetic of a gpt-oss model (source: the released config.json files)."""
 
     name: str
     num_layers: int
@@ -120,6 +120,7 @@ class ModelConfig:
     # -- writing -------------------------------------------------------------------------------------------------
     def to_hf_dict(self) -> dict[str, Any]:
         """`config.json` as the Hugging Face layout releases it (YaRN under `rope_scaling`, `rope_theta` beside it)."""
+        eos = list(self.eos_token_ids)
         return {
             "architectures": ["GptOssForCausalLM"],
             "model_type": "gpt_oss",
@@ -153,7 +154,7 @@ class ModelConfig:
             "attention_bias": True,
             "attention_dropout": 0.0,
             "tie_word_embeddings": False,
-            "eos_token_id": self.eos_token_ids[0],
+            "eos_token_id": eos[0] if _stop_ids(eos[0]) == self.eos_token_ids else eos,
             "pad_token_id": self.pad_token_id,
             "quantization_config": {
                 "quant_method": "mxfp4",
@@ -200,16 +201,21 @@ _COMMON = {
 }
 
 
-
 def _need(raw: dict[str, Any], *keys: str, inside: str = "") -> Any:
     """The value of the first of `keys` that is there; spellings that disagree with each other are an error."""
     found = {key: raw[key] for key in keys if raw.get(key) is not None}
     if not found:
         place = f" in {inside}" if inside else ""
         raise ConfigError(f"config.json lacks {' or '.join(keys)}{place}")
-    if len(set(map(str, found.values()))) > 1:
-        raise ConfigError(f"config.json contradicts itself: {found}; both spellings must have one value")
+    _agree(found)
     return next(iter(found.values()))
+
+
+def _agree(found: dict[str, Any]) -> None:
+    """ConfigError unless every spelling of a value has the same one."""
+    values = list(found.values())
+    if any(value != values[0] for value in values[1:]):
+        raise ConfigError(f"config.json contradicts itself: {found}; both spellings must have one value")
 
 
 def _read_original(raw: dict[str, Any], name: str) -> ModelConfig:
@@ -234,39 +240,58 @@ def _read_original(raw: dict[str, Any], name: str) -> ModelConfig:
 
 def _read_hf(raw: dict[str, Any], name: str) -> ModelConfig:
     _check_hf_fixed(raw)
-    place = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    yarn = raw.get(place)
-    if not isinstance(yarn, dict):
-        raise ConfigError("config.json lacks rope_scaling (or rope_parameters): gpt-oss needs its YaRN values")
-    kind = yarn.get("rope_type", yarn.get("type"))
-    if kind != "yarn":
-        raise ConfigError(f"config.json: {place}.rope_type is {kind!r}; gpt-oss uses 'yarn'")
-    rope = RopeConfig(
-        theta=yarn["rope_theta"] if "rope_theta" in yarn else _need(raw, "rope_theta"),
-        factor=_need(yarn, "factor", inside=place),
-        beta_fast=_need(yarn, "beta_fast", inside=place),
-        beta_slow=_need(yarn, "beta_slow", inside=place),
-        original_context=_need(yarn, "original_max_position_embeddings", inside=place),
-        truncate=_need(yarn, "truncate", inside=place),
-    )
-    eos = _need(raw, "eos_token_id")
     return ModelConfig(
         name=name,
         num_experts=_need(raw, "num_local_experts"),
         experts_per_token=_need(raw, "num_experts_per_tok", "experts_per_token"),
         swiglu_limit=_need(raw, "swiglu_limit"),
         max_position_embeddings=_need(raw, "max_position_embeddings"),
-        rope=rope,
+        rope=_read_hf_rope(raw),
         rms_norm_eps=_need(raw, "rms_norm_eps"),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else _stop_ids(eos),
+        eos_token_ids=_stop_ids(_need(raw, "eos_token_id")),
         pad_token_id=_need(raw, "pad_token_id"),
         **{field: _need(raw, key) for field, key in _COMMON.items()},
     )
 
 
-def _stop_ids(eos: int) -> tuple[int, ...]:
+def _read_hf_rope(raw: dict[str, Any]) -> RopeConfig:
+    place, yarn = _yarn(raw)
+    kind = yarn.get("rope_type", yarn.get("type"))
+    if kind != "yarn":
+        raise ConfigError(f"config.json: {place}.rope_type is {kind!r}; gpt-oss uses 'yarn'")
+    rope = RopeConfig(
+        theta=_need({"rope_theta": raw.get("rope_theta"), f"{place}.rope_theta": yarn.get("rope_theta")},
+                    "rope_theta", f"{place}.rope_theta"),
+        factor=_need(yarn, "factor", inside=place),
+        beta_fast=_need(yarn, "beta_fast", inside=place),
+        beta_slow=_need(yarn, "beta_slow", inside=place),
+        original_context=_need(yarn, "original_max_position_embeddings", inside=place),
+        truncate=_need(yarn, "truncate", inside=place),
+    )
+    if raw.get("initial_context_length") is not None:
+        _agree({"original_max_position_embeddings": rope.original_context,
+                "initial_context_length": raw["initial_context_length"]})
+    return rope
+
+
+def _yarn(raw: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where the YaRN values stand, `rope_scaling` or `rope_parameters`, and the values. Both may, if they agree."""
+    given = {place: raw[place] for place in ("rope_scaling", "rope_parameters") if raw.get(place)}
+    if not given or not all(isinstance(yarn, dict) for yarn in given.values()):
+        raise ConfigError("config.json lacks rope_scaling (or rope_parameters): gpt-oss needs its YaRN values")
+    place, yarn = next(iter(given.items()))
+    for other, values in given.items():
+        for key in sorted(yarn.keys() & values.keys()):
+            _agree({f"{place}.{key}": yarn[key], f"{other}.{key}": values[key]})
+    return place, yarn
+
+
+def _stop_ids(eos: Any) -> tuple[int, ...]:
     """The released config.json names one stop token; generation_config.json has all three of them."""
-    return (200002, 199999, 200012) if eos == 200002 else (eos,)
+    ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not ids or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ConfigError(f"config.json: eos_token_id is {eos!r}; a token id or a list of them is expected")
+    return (200002, 199999, 200012) if eos == 200002 else ids
 
 
 def _check_hf_fixed(raw: dict[str, Any]) -> None:
@@ -278,7 +303,7 @@ def _check_hf_fixed(raw: dict[str, Any]) -> None:
     kinds = raw.get("layer_types")
     if kinds is not None:
         right = ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(len(kinds))]
-        if list(kinds) != right or len(kinds) != raw.get("num_hidden_layers"):
+        if list(kinds) != right or len(kinds) != _need(raw, "num_hidden_layers"):
             raise ConfigError("config.json: layer_types must alternate, sliding_attention first, one entry per layer")
 
 
@@ -289,6 +314,8 @@ def _check(config: ModelConfig) -> None:
             value = getattr(config, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{field.name} is {value!r}; a positive whole number is expected")
+    if not isinstance(config.pad_token_id, int) or isinstance(config.pad_token_id, bool) or config.pad_token_id < 0:
+        raise ConfigError(f"pad_token_id is {config.pad_token_id!r}; a token id is expected")
     for key in ("rms_norm_eps", "swiglu_alpha", "swiglu_limit"):
         value = getattr(config, key)
         if not isinstance(value, (int, float)) or not value > 0:
@@ -309,6 +336,8 @@ def _check_rope(rope: RopeConfig) -> None:
         value = getattr(rope, key)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise ConfigError(f"rope {key} is {value!r}; a positive number is expected")
+    if rope.beta_slow >= rope.beta_fast:
+        raise ConfigError(f"rope beta_slow {rope.beta_slow} must be below beta_fast {rope.beta_fast}")
     if not isinstance(rope.truncate, bool):
         raise ConfigError(f"rope truncate is {rope.truncate!r}; true or false is expected")
 

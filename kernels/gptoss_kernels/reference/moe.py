@@ -58,16 +58,26 @@ def expert_mlp(
 
 
 def combine_experts(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, expert: Callable[[int, torch.Tensor], torch.Tensor]
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    expert: Callable[[int, torch.Tensor], torch.Tensor],
+    experts: range | None = None,
 ) -> torch.Tensor:
     """sum over each token's experts of weight * expert(rows), in ascending expert id, accumulated in fp32 at least.
 
-    x: [T, H]. ids, weights: [T, k]. expert(e, rows [R, H]) -> [R, H]. Returns [T, H] in x's dtype.
+    x: [T, H]. ids, weights: [T, k]. expert(e, rows [R, H]) -> [R, H], called once for each expert that has rows.
+    experts: the ids that live here (default: all); a choice outside them adds nothing. Returns [T, H] in x's dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     total = torch.zeros(x.shape, dtype=wide, device=x.device)
-    for e in ids.unique().tolist():
-        rows, slot = (ids == e).nonzero(as_tuple=True)
-        part = expert(e, x[rows]).to(wide) * weights[rows, slot].to(wide)[:, None]
-        total.index_add_(0, rows, part)
+    ordered, order = torch.sort(ids.flatten(), stable=True)              # [T k]: the rows of one expert side by side
+    token, weight = order // ids.shape[1], weights.flatten()[order].to(wide)[:, None]
+    chosen, counts = torch.unique_consecutive(ordered, return_counts=True)
+    start = 0
+    for e, count in torch.stack([chosen, counts], dim=1).tolist():
+        rows = slice(start, start + count)
+        start += count
+        if experts is None or e in experts:
+            total.index_add_(0, token[rows], expert(e, x[token[rows]]).to(wide) * weight[rows])
     return total.to(x.dtype)

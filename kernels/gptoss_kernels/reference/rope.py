@@ -16,12 +16,18 @@ import torch
 def rope_ramp(
     head_dim: int, theta: float, beta_fast: float, beta_slow: float, original_context: int, truncate: bool = False
 ) -> tuple[float, float]:
-    """(low, high): the pair indices between which the ramp rises from 0 to 1. Rounded outward only if `truncate`."""
+    """(low, high): the pair indices between which the ramp rises from 0 to 1. Rounded outward only if `truncate`.
+
+    ValueError unless 0 < low < high < D/2 - 1: a ramp that leaves the head is cut off in different ways elsewhere.
+    """
 
     def pair_turning(times: float) -> float:
         return head_dim / 2 * math.log(original_context / (times * 2 * math.pi)) / math.log(theta)
 
     low, high = pair_turning(beta_fast), pair_turning(beta_slow)
+    if not 0 < low < high < head_dim / 2 - 1:
+        raise ValueError(f"rope_ramp: the ramp runs from pair {low:.3f} to {high:.3f}; it must rise within the "
+                         f"{head_dim // 2} pairs of a head")
     return (float(math.floor(low)), float(math.ceil(high))) if truncate else (low, high)
 
 

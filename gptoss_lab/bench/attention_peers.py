@@ -1,0 +1,97 @@
+"""What attention with sinks is compared with: FlashInfer's ready-made sink variant, and FlashInfer without any sink.
+
+The ready-made variant is run as FlashInfer ships it (`AttentionSink`, fp32 sinks, no LSE); the kernels without sinks
+are FlashInfer's default ones. Both are built by its JIT like ours. Peers that are not installed are left out.
+"""
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+STOCK, PLAIN = "AttentionSink", "without sinks"
+
+
+def peers(case: Any, given: Any) -> dict[str, tuple[Callable[[], Any], torch.Tensor | None]]:
+    """run() and the sinks it applies, by name, for a prefill case; a decode has its peers in the backends themselves."""
+    if case.form == "decode" or importlib.util.find_spec("flashinfer") is None:
+        return {}
+    from gptoss_kernels.attention.flashinfer_backend import flashinfer_obstacle
+
+    if flashinfer_obstacle(layer=case.layer, device=torch.device("cuda")) is not None:
+        return {}
+    template = "fa3" if case.window is None else "fa2"         # the faster one for the kind of layer
+    return {
+        f"flashinfer-{template} {STOCK}": (_stock(case, given, template), given.sinks),
+        f"flashinfer-{template} {PLAIN}": (_plain(case, given, template), None),
+    }
+
+
+def peer_of(name: str, readings: Mapping[str, Any]) -> str | None:
+    """The run a row is set beside: a kernel with sinks beside the ready-made variant, else beside itself without sinks."""
+    if name.endswith((STOCK, PLAIN)):
+        return None
+    kernel = name.removeprefix("auto (").removesuffix(")")
+    for peer in (f"{kernel} {STOCK}", f"{kernel} {PLAIN}"):
+        if peer in readings:
+            return peer
+    return None
+
+
+def _wrapper(case: Any, template: str, **jit: Any) -> Any:
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
+
+    from gptoss_kernels.attention.flashinfer_backend import _workspace
+
+    kind = BatchPrefillWithRaggedKVCacheWrapper if case.form == "prefill" else BatchPrefillWithPagedKVCacheWrapper
+    return kind(_workspace(torch.device("cuda"), "prefill"), kv_layout="NHD", backend=template, **jit)
+
+
+def _plan(case: Any, given: Any, wrapper: Any) -> None:
+    from gptoss_kernels.attention.flashinfer_backend import plan_pages
+
+    n, cu_q = case.layer, torch.tensor([0, case.q_len], dtype=torch.int32)
+    if case.form == "prefill":
+        wrapper.plan(cu_q, cu_q, n.num_heads, n.num_kv_heads, n.head_dim, causal=True, window_left=n.window_left,
+                     sm_scale=n.softmax_scale, q_data_type=n.dtype, kv_data_type=n.dtype)
+    else:
+        plan_pages(wrapper, n, cu_q, given.kv_lens, given.page_table, case.page_size)
+
+
+def _tensors(case: Any, given: Any) -> tuple[Any, ...]:
+    return (given.q, *given.keys) if case.form == "prefill" else (given.q, given.keys)
+
+
+def _stock(case: Any, given: Any, template: str) -> Callable[[], Any]:
+    from gptoss_kernels.attention.flashinfer_jit import ensure_built, prepare
+
+    prepare()
+    from flashinfer.jit.attention import gen_customize_batch_prefill_module
+    from flashinfer.jit.attention.variants import attention_sink_decl
+
+    n = case.layer
+    windowed = template == "fa2" or n.window is not None
+    arguments = [f"stock_sink_bf16_h{n.head_dim}_swa{int(windowed)}_{template}", n.dtype, n.dtype, n.dtype, torch.int32,
+                 n.head_dim, n.head_dim, ["sink"], ["float"], ["sm_scale"], ["double"], "AttentionSink",
+                 attention_sink_decl[template]]
+    keywords = {"use_sliding_window": windowed}
+    ensure_built(gen_customize_batch_prefill_module(template, *arguments, **keywords))
+    wrapper = _wrapper(case, template, jit_args=arguments, jit_kwargs=keywords)
+    _plan(case, given, wrapper)
+    return lambda: wrapper.run(*_tensors(case, given), given.sinks, n.softmax_scale, out=given.out)
+
+
+def _plain(case: Any, given: Any, template: str) -> Callable[[], Any]:
+    from gptoss_kernels.attention.flashinfer_jit import ensure_built, prepare
+
+    prepare()
+    from flashinfer.jit.attention import gen_batch_prefill_module
+
+    n = case.layer
+    ensure_built(gen_batch_prefill_module(template, n.dtype, n.dtype, n.dtype, torch.int32, n.head_dim, n.head_dim, 0,
+                                          n.window is not None, False, False))
+    wrapper = _wrapper(case, template)
+    _plan(case, given, wrapper)
+    return lambda: wrapper.run(*_tensors(case, given), out=given.out)

@@ -1,0 +1,74 @@
+"""Timing on the GPU: several variants interleaved in one run, the L2 flushed before each, clocks read while it runs.
+
+Interleaving matters more than repetition: the clocks of an H200 move by tens of per cent with load, so two kernels are
+compared only if they ran in turn, within the same second.
+"""
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+
+import torch
+
+L2_FLUSH_BYTES = 2**28
+
+
+def interleaved(runs: Mapping[str, Callable[[], object]], repetitions: int, warm_up: int = 2) -> dict[str, list[float]]:
+    """Seconds of each of `runs`, `repetitions` readings apiece, taken in turn.
+
+    Each reading is one call between two CUDA events, after a write of 256 MB that empties the 60 MB L2 and keeps the GPU
+    busy while Python prepares the call.
+    """
+    for run in runs.values():
+        for _ in range(warm_up):
+            run()
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
+    for _ in range(repetitions):
+        for name, run in runs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            flush.zero_()
+            start.record()
+            run()
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: [a.elapsed_time(b) / 1000 for a, b in pairs] for name, pairs in events.items()}
+
+
+def graphed(run: Callable[[], object]) -> Callable[[], object]:
+    """The launches of `run` captured in a CUDA graph; calling the result replays them."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def clocks() -> dict[str, float] | None:
+    """{"sm_mhz": ..., "memory_mhz": ..., "watts": ...} right now, or None where nvidia-smi does not answer."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader,nounits"]
+    try:
+        line = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
+        sm, memory, watts = (float(x) for x in line.split(","))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+    return {"sm_mhz": sm, "memory_mhz": memory, "watts": watts}
+
+
+def clocks_under(run: Callable[[], object], seconds: float) -> dict[str, float] | None:
+    """The clocks while `run` is repeated back to back for about this long (at least twice): what a long load sustains."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    for _ in range(max(2, min(20000, int(seconds * 1000 / max(start.elapsed_time(end), 1e-3))))):
+        run()
+    reading = clocks()
+    torch.cuda.synchronize()
+    return reading

@@ -1,0 +1,20 @@
+"""Token ids in, token ids out: a batch of ragged prompts becomes a stream of new tokens. No text, no chat format.
+
+    from gptoss_lab.engine import Engine, SamplingParams
+
+    engine = Engine(model)                                             # of gptoss_lab.model.load_model
+    for event in engine.generate([[1, 2, 3], [4]], SamplingParams(temperature=0, max_new_tokens=20)):
+        print(event.sequence, event.token, event.finish)               # finish: None, "stop", "length" or "context"
+
+    engine.py           Engine.generate and .complete; checks the input, runs the batch
+    request.py          one sequence on its way: its tokens so far and when it ends
+    sampling.py         SamplingParams, and from logits to a token as pure functions
+    decoders/           ways of finding the next tokens behind one interface: plain
+    errors.py           PromptError, SamplingError, LogitsError
+"""
+from gptoss_lab.engine.engine import Completion, Engine
+from gptoss_lab.engine.errors import EngineError, LogitsError, PromptError, SamplingError
+from gptoss_lab.engine.request import Event
+from gptoss_lab.engine.sampling import SamplingParams
+
+__all__ = ["Completion", "Engine", "EngineError", "Event", "LogitsError", "PromptError", "SamplingError", "SamplingParams"]

@@ -1,0 +1,64 @@
+"""One sequence on its way through the engine: what it has so far, how it is sampled, and when it ends."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gptoss_lab.engine.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """What a decoder found: a token id, and its log-probability where the request asked for it."""
+
+    token: int
+    logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One new token of one sequence, in the order in which they were found.
+
+    sequence: index of the prompt. token: id. logprob: natural log of its probability under the model, or None when not
+    asked for. finish: None while the sequence goes on; else why this token is its last: "stop" (the token is a stop id),
+    "length" (max_new_tokens reached) or "context" (no position is left in the model).
+    """
+
+    sequence: int
+    token: int
+    logprob: float | None = None
+    finish: str | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """A sequence in the batch.
+
+    index: of its prompt. tokens: prompt and answer so far, ids. params: seeded. stop_ids: those in force. room: how many
+    new tokens it may have, the smaller of its own limit and what the model's positions leave. state: whatever the
+    decoder keeps for it, its cache in the first place.
+    """
+
+    index: int
+    tokens: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    room: int
+    state: Any = None
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    def take(self, new: NewToken) -> Event:
+        """Append a token and say whether it was the last."""
+        self.tokens.append(new.token)
+        return Event(self.index, new.token, new.logprob, self._finish(new.token))
+
+    def _finish(self, token: int) -> str | None:
+        if token in self.stop_ids:
+            return "stop"
+        generated = len(self.tokens) - self.prompt_length
+        if generated >= self.params.max_new_tokens:
+            return "length"
+        return "context" if generated >= self.room else None

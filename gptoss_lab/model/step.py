@@ -1,0 +1,50 @@
+"""What all layers of one step share: where each sequence's new tokens lie, their angles, their caches."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from gptoss_lab.model.cache import SequenceCache
+from gptoss_lab.model.observe import Observe
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass over a ragged batch of B sequences with T new tokens.
+
+    offsets: [B + 1] ints, sequence b's new tokens are rows offsets[b] .. offsets[b + 1]. cos, sin: [T, D / 2] fp32.
+    caches: B of them, or None for a single pass that keeps nothing. observe: see observe.py.
+    """
+
+    offsets: tuple[int, ...]
+    cos: torch.Tensor
+    sin: torch.Tensor
+    caches: Sequence[SequenceCache] | None
+    observe: Observe | None
+
+    def extend(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+        """New keys and values [T, Hkv, D] -> those the new tokens attend to [Tk, Hkv, D], and their offsets [B + 1].
+
+        One sequence alone gets a view of its cache; several are copied one after the other.
+        """
+        if self.caches is None:
+            return keys, values, self.offsets
+        pairs = [
+            cache.layers[layer].extend(keys[a:b], values[a:b])
+            for cache, a, b in zip(self.caches, self.offsets[:-1], self.offsets[1:], strict=True)
+        ]
+        if len(pairs) == 1:
+            return *pairs[0], (0, pairs[0][0].shape[0])
+        offsets = tuple(accumulate((k.shape[0] for k, _ in pairs), initial=0))
+        return torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs]), offsets
+
+
+def positions_of(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> torch.Tensor:
+    """[T] int64: positions of the new tokens; sequence b has lengths[b] of them, from starts[b] on."""
+    parts = [torch.arange(start, start + n) for n, start in zip(lengths, starts, strict=True)]
+    return torch.cat(parts).to(device)

@@ -1,0 +1,153 @@
+"""The whole model: embedding, blocks, final norm, unembedding; one call is one step of a ragged batch.
+
+Built empty (on the meta device, no memory) and filled by `load.build_model`, which checks every name and shape. The
+residual stream, the weights of the linear layers and the cache are in the model's dtype; norms, sinks, the router (see
+moe.py) and everything inside an operation are fp32 at least, and logits are returned so.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from gptoss_kernels.reference.experts import empty_matrices
+from gptoss_lab.config import ModelConfig
+from gptoss_lab.model.attention import Attention
+from gptoss_lab.model.cache import SequenceCache
+from gptoss_lab.model.collectives import Collectives, OneRank
+from gptoss_lab.model.moe import ExpertProjection, MoE, Router
+from gptoss_lab.model.norm import RMSNorm
+from gptoss_lab.model.observe import Observe
+from gptoss_lab.model.operations import Operations
+from gptoss_lab.model.rope import Rope
+from gptoss_lab.model.step import Step, positions_of
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm(x)), then x + moe(norm(x))."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        operations: Operations,
+        collectives: Collectives,
+        dtype: torch.dtype,
+        router_dtype: torch.dtype,
+        expert_form: str,
+    ) -> None:
+        super().__init__()
+        h, i, e = config.hidden_size, config.intermediate_size, config.num_experts
+        window = config.sliding_window if config.is_sliding(layer) else None
+        self.layer = layer
+        self.attention_norm = RMSNorm(h, config.rms_norm_eps, operations)
+        self.attention = Attention(
+            layer, h, config.num_heads, config.num_kv_heads, config.head_dim, window, operations, collectives, dtype,
+        )
+        self.moe_norm = RMSNorm(h, config.rms_norm_eps, operations)
+        self.moe = MoE(
+            layer,
+            Router(h, e, config.experts_per_token, operations, router_dtype),
+            ExpertProjection(empty_matrices(expert_form, e, 2 * i, h, dtype), torch.empty(e, 2 * i, dtype=dtype)),
+            ExpertProjection(empty_matrices(expert_form, e, h, i, dtype), torch.empty(e, h, dtype=dtype)),
+            config.swiglu_alpha, config.swiglu_limit, operations, collectives,
+        )
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """x: [T, H], the residual stream -> [T, H]."""
+        if step.observe is not None:
+            step.observe("hidden_norm", self.layer, root_mean_square(x))
+        x = x + self.attention(self.attention_norm(x), step)
+        return x + self.moe(self.moe_norm(x), step)
+
+
+class Transformer(nn.Module):
+    """gpt-oss, on one device. `load_model` makes one; see the package's docstring for its use."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        operations: Operations,
+        *,
+        dtype: torch.dtype,
+        router_dtype: torch.dtype,
+        expert_form: str,
+        device: torch.device | str = "cpu",
+        collectives: Collectives | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.operations, self.dtype, self.device = config, operations, dtype, torch.device(device)
+        ranks = OneRank() if collectives is None else collectives
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+            self.layers = nn.ModuleList(
+                Block(config, n, operations, ranks, dtype, router_dtype, expert_form) for n in range(config.num_layers)
+            )
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, operations)
+            self.unembedding = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        self.rope = Rope(config.rope, config.head_dim, self.device)
+        self.requires_grad_(False)
+
+    def new_cache(self, capacity: int = 256) -> SequenceCache:
+        """An empty cache for one sequence. capacity: tokens its full layers have room for before they must grow."""
+        return SequenceCache(self.config, self.dtype, self.device, capacity, self.layers[0].attention.split[1])
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        lengths: Sequence[int] | None = None,
+        caches: Sequence[SequenceCache] | None = None,
+        *,
+        logits: str = "last",
+        observe: Observe | None = None,
+    ) -> torch.Tensor | None:
+        """One step of a ragged batch of B sequences.
+
+        token_ids: [T] int64 on the model's device, the new tokens of all sequences one after the other. lengths: B
+        counts of new tokens, each at least 1, T in all (default: one sequence). caches: B caches, extended by this
+        step; None for a single pass from position 0 that keeps nothing. observe: see observe.py.
+        logits: "last" returns [B, V], the row of each sequence's last token; "all" returns [T, V]; "none" returns None
+        (a chunk of a longer prompt). fp32, or fp64 for an fp64 model.
+        ValueError: counts that do not fit, an empty sequence, a cache given twice, more tokens than the model's length.
+        """
+        lengths = [token_ids.shape[0]] if lengths is None else lengths
+        starts = [0] * len(lengths) if caches is None else [cache.length for cache in caches]
+        self._check(token_ids, lengths, starts, logits)
+        if len(set(map(id, caches or ()))) < len(caches or ()):
+            raise ValueError("the same cache stands twice in caches; each sequence has its own")
+        offsets = tuple(accumulate(lengths, initial=0))
+        step = Step(offsets, *self.rope(positions_of(lengths, starts, self.device)), caches, observe)
+        x = self.embedding(token_ids).to(self.dtype)                      # [T, H]
+        for block in self.layers:
+            x = block(x, step)
+        if observe is not None:
+            observe("hidden_norm", len(self.layers), root_mean_square(x))
+        for cache, tokens in zip(caches or (), lengths):
+            cache.commit(tokens)
+        if logits == "none":
+            return None
+        if logits == "last":
+            x = x[[end - 1 for end in offsets[1:]]]                       # [B, H]
+        return self.unembedding(self.norm(x)).to(torch.promote_types(self.dtype, torch.float32))
+
+    def _check(self, token_ids: torch.Tensor, lengths: Sequence[int], starts: Sequence[int], logits: str) -> None:
+        if logits not in ("last", "all", "none"):
+            raise ValueError(f"logits is {logits!r}; 'last', 'all' or 'none'")
+        if token_ids.ndim != 1:
+            raise ValueError(f"token_ids has shape {list(token_ids.shape)}; one flat row of all new tokens is expected")
+        if len(lengths) != len(starts):
+            raise ValueError(f"{len(lengths)} lengths but {len(starts)} caches; each sequence has one of both")
+        if sum(lengths) != token_ids.shape[0] or not lengths or min(lengths) < 1:
+            raise ValueError(f"lengths are {list(lengths)}; each must be at least 1 and all together "
+                             f"{token_ids.shape[0]}, the number of token ids")
+        longest = max(start + n for start, n in zip(starts, lengths, strict=True))
+        if longest > self.config.max_position_embeddings:
+            raise ValueError(f"a sequence would have {longest} tokens; the model's length is "
+                             f"{self.config.max_position_embeddings}")
+
+
+def root_mean_square(x: torch.Tensor) -> torch.Tensor:
+    """[T, H] -> [T] fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).square().mean(dim=-1).sqrt()

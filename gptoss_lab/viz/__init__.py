@@ -1,0 +1,20 @@
+"""Figures and widgets of the notebooks: plotly on top of pure functions that the tests check.
+
+Every module holds one subject and the same two layers: a function that computes the numbers (tensors or plain lists in,
+numbers out) and a function that draws exactly those numbers. A figure says in its subtitle where its numbers come
+from: live (computed here, now), recorded (a file of data/measured), published (a source), modelled (a formula).
+
+    style         the one look of all figures, and the mark of origin
+    hierarchy     the model as a map of its modules, with shapes and parameters
+    sizes         which bytes of a checkpoint are what, in MXFP4, FP8 and bf16
+    exponents     the MXFP4 exponents of a 128x128 block, and which of them e4m3 can hold
+    yarn          the YaRN ramp, rounded and unrounded
+    window        who sees whom in a full and in a sliding layer
+    activation    the clamped SwiGLU
+    cache         bytes of a sequence's keys and values
+    sinks         what a sink takes from the softmax, and how much of it each head gives away
+    routing       which experts a prompt visits in each layer
+    conversation  a Harmony conversation as coloured tokens
+    recorded      result rows as a table that names its machine
+    explore       sliders over any of these functions
+"""

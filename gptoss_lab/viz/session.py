@@ -1,0 +1,83 @@
+"""What every notebook does first and last: which checkpoint, which device, and giving the memory back.
+
+With GPTOSS_LAB_CHECKPOINT set to a folder the notebooks run on those weights; otherwise on the nano checkpoint, a small
+model in the released format that is made on the spot. Nothing is downloaded either way.
+"""
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptoss_lab.checkpoint import Checkpoint, CheckpointError, ensure_nano, open_checkpoint
+from gptoss_lab.checkpoint.convert import MANIFEST_NAME, convert
+from gptoss_lab.checkpoint.nano import cache_folder, trained_nano
+
+SETTING = "GPTOSS_LAB_CHECKPOINT"
+
+
+def chosen_checkpoint() -> Path:
+    """The folder that GPTOSS_LAB_CHECKPOINT names, or the nano checkpoint. CheckpointError if the named one is not there."""
+    named = os.environ.get(SETTING)
+    if not named:
+        return ensure_nano()
+    if not Path(named).exists():
+        raise CheckpointError(f"{SETTING} names {named}, which does not exist; unset it to use the nano checkpoint")
+    return Path(named)
+
+
+def has_random_weights(path: Path) -> bool:
+    """Whether these are the random weights made on the spot, which answer with nonsense."""
+    return not os.environ.get(SETTING) and path != trained_nano()
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """One line: which model, in which layout, how much of it, and whether its weights mean anything. No local path."""
+    kind = f"the weights of {SETTING}" if os.environ.get(SETTING) else "trained weights"
+    kind = "random weights" if has_random_weights(checkpoint.path) else kind
+    return (f"{checkpoint.config.name}, {checkpoint.layout} layout, {len(checkpoint.specs)} tensors, "
+            f"{checkpoint.nbytes:,} bytes, {kind}")
+
+
+def open_chosen() -> Checkpoint:
+    """`chosen_checkpoint`, opened: every tensor checked against the config, nothing read yet.
+
+    CheckpointError if it is no released form: the lessons begin with MXFP4.
+    """
+    checkpoint = open_checkpoint(chosen_checkpoint())
+    if checkpoint.layout not in ("hf", "original"):
+        raise CheckpointError(f"{SETTING} names a checkpoint in the {checkpoint.layout} layout; the notebooks start from "
+                              "MXFP4 as released (hf or original) and convert it themselves")
+    return checkpoint
+
+
+def fp8_copy(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
+    """The FP8 conversion of a checkpoint, kept in the cache folder and made at first use, and its manifest.
+
+    Keys of the manifest: "totals" and "rows" (one per tensor), see gptoss_lab.checkpoint.convert.
+    """
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
+    mark = hashlib.sha256(repr((str(checkpoint.path.resolve()), stats)).encode()).hexdigest()[:12]
+    target = cache_folder() / "fp8" / f"{checkpoint.config.name}-{mark}"
+    if not target.exists():
+        convert(checkpoint.path, target, device=device())
+    return open_checkpoint(target), json.loads((target / MANIFEST_NAME).read_text(encoding="utf-8"))
+
+
+def device() -> torch.device:
+    """The GPU if torch can use one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def release() -> str:
+    """Collect what nothing refers to any more, return cached GPU memory, and say in a line how much is still in use."""
+    gc.collect()
+    if not torch.cuda.is_available():
+        return "no GPU memory was used"
+    torch.cuda.empty_cache()
+    return f"{torch.cuda.memory_allocated() / 2**20:.0f} MiB of GPU memory still in use"

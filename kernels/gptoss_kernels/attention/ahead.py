@@ -1,0 +1,105 @@
+"""Compile the Triton kernels for Hopper on a machine without a GPU, and read what the compiler reports.
+
+Registers, spills, shared memory and the instructions used answer most questions about a kernel before it ever runs, and
+a test that compiles keeps GPU sources from rotting where no GPU is.
+"""
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gptoss_kernels.attention.layer import DTYPES, LayerKind
+from gptoss_kernels.attention.triton_backend import decode_config, prefill_config
+from gptoss_kernels.attention.triton_decode import decode_kernel, merge_kernel
+from gptoss_kernels.attention.triton_prefill import next_power_of_two, prefill_kernel
+
+HOPPER = GPUTarget("cuda", 90, 32)
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel takes: registers and spilled bytes a thread, shared bytes a block, wgmma instructions."""
+
+    registers: int
+    stack: int
+    shared: int
+    threads: int
+    wgmma: int
+
+
+def compile_prefill(layer: LayerKind, *, page_size: int = 0, lse: bool = False, **changed: int) -> Resources:
+    """Compile the prefill kernel for a kind of layer (page_size 0: ragged). changed: other block sizes or options."""
+    element = DTYPES[layer.dtype]
+    constants = {
+        "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "HEAD_DIM": layer.head_dim,
+        "WINDOWED": layer.window is not None, "PAGED": page_size > 0, "PAGE_SIZE": page_size, "SINK_FIRST": True,
+        "LSE": lse, "PRECISION": "ieee" if element == "fp32" else "tf32", "INTERPRET": False,
+        **prefill_config(layer), **changed,
+    }
+    types = {"q": element, "k": element, "v": element, "out": element, "sinks": "bf16", "lse": "fp32"}
+    return _compile(prefill_kernel, types, constants)
+
+
+def compile_decode(layer: LayerKind, *, page_size: int = 64, splits: int = 8, **changed: int) -> Resources:
+    """Compile the decode kernel for a kind of layer."""
+    element = DTYPES[layer.dtype]
+    constants = {
+        "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "ROWS": max(16, next_power_of_two(layer.group)),
+        "HEAD_DIM": layer.head_dim, "SPLITS": splits, "WINDOWED": layer.window is not None, "PAGE_SIZE": page_size,
+        "SINK_FIRST": True, "LSE": False, "PRECISION": "ieee" if element == "fp32" else "tf32", "INTERPRET": False,
+        **decode_config(layer), **changed,
+    }
+    types = {"q": element, "k_pages": element, "v_pages": element, "out": element, "sinks": "bf16", "lse": "fp32",
+             "part_out": "fp32", "part_m": "fp32", "part_l": "fp32"}
+    return _compile(decode_kernel, types, constants)
+
+
+def compile_merge(layer: LayerKind, *, splits: int = 8) -> Resources:
+    """Compile the kernel that merges the splits of a decode."""
+    constants = {
+        "NUM_HEADS": layer.num_heads, "HEAD_DIM": layer.head_dim, "BLOCK_N": decode_config(layer)["BLOCK_N"],
+        "SPLITS": splits, "SPLIT_ROWS": next_power_of_two(splits), "WINDOWED": layer.window is not None,
+        "SINK_FIRST": True, "LSE": False,
+    }
+    types = {"out": DTYPES[layer.dtype], "sinks": "bf16", "lse": "fp32", "part_out": "fp32", "part_m": "fp32",
+             "part_l": "fp32"}
+    return _compile(merge_kernel, types, constants)
+
+
+def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constants: dict[str, object]) -> Resources:
+    options = {name: constants.pop(name) for name in _OPTIONS if name in constants}
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name == "scale_log2":
+            signature[name] = "fp32"
+        elif name == "window":
+            signature[name] = "i32"
+        elif name.startswith("stride"):
+            signature[name] = "i32"
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "*" + element_types.get(name, "i32")
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return _resources(triton.compile(source, target=HOPPER, options=options))
+
+
+def _resources(compiled: triton.compiler.CompiledKernel) -> Resources:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", report).groups())
+    wgmma = len(re.findall(r"wgmma\.mma_async", compiled.asm["ptx"]))
+    return Resources(registers, stack, compiled.metadata.shared, 32 * compiled.metadata.num_warps, wgmma)

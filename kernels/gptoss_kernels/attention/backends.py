@@ -1,0 +1,114 @@
+"""The six forms of the operation in the registry, and how `auto` picks a backend for each.
+
+Full and sliding layers are registered apart because other kernels win them. The ranks below follow one recorded run
+(`data/measured/attention/h200.jsonl`): FA3 is fastest for full prefill, FA2 for sliding prefill, XQA for decode over a
+full cache. `choose` returns the backend with its reason, in words.
+
+A plan class takes (layer, ...) and is what a backend registers; an obstacle gets the needs (layer, device, lse,
+page_size) and returns one line or None.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gptoss_kernels import registry
+from gptoss_kernels.attention.layer import LayerKind
+
+FORMS = ("attention.prefill", "attention.paged_prefill", "attention.paged_decode")
+
+# Rank of each backend, best first, by form and kind of layer.
+ORDER = {
+    ("attention.prefill", "full"): ("flashinfer-fa3", "gluon", "triton", "flashinfer-fa2", "reference"),
+    ("attention.prefill", "sliding"): ("triton", "flashinfer-fa2", "flashinfer-fa3", "gluon", "reference"),
+    ("attention.paged_prefill", "full"): ("flashinfer-fa3", "triton", "flashinfer-fa2", "reference"),
+    ("attention.paged_prefill", "sliding"): ("flashinfer-fa2", "triton", "flashinfer-fa3", "reference"),
+    ("attention.paged_decode", "full"): ("xqa", "triton", "flashinfer-fa2", "reference"),
+    ("attention.paged_decode", "sliding"): ("flashinfer-fa2", "xqa", "triton", "reference"),
+}
+
+
+def operation_name(form: str, layer: LayerKind) -> str:
+    """Registry name of a form for a kind of layer, for example "attention.prefill.sliding"."""
+    return f"{form}.{_kind(layer)}"
+
+
+def register_plan(form: str, backend: str, obstacle: Callable[..., str | None]) -> Callable[[type], type]:
+    """Decorator: a plan class is this backend of the form, for full and sliding layers, at the rank of ORDER."""
+
+    def add(plan: type) -> type:
+        for kind in ("full", "sliding"):
+            rank = ORDER[form, kind].index(backend)
+            registry.register(f"{form}.{kind}", backend, rank=rank, obstacle=obstacle)(plan)
+        return plan
+
+    return add
+
+
+def choose_backend(form: str, backend: str, **needs: Any) -> registry.Choice:
+    """The registry's choice; for "auto" the reason also says what the order rests on. needs: layer, device, ..."""
+    choice = registry.choose(operation_name(form, needs["layer"]), backend, **needs)
+    if backend != "auto":
+        return choice
+    kind = _kind(needs["layer"])
+    order = " > ".join(ORDER[form, kind])
+    return dataclasses.replace(choice, reason=f"{choice.reason}; measured order for {kind} layers: {order}")
+
+
+def _kind(layer: LayerKind) -> str:
+    return "full" if layer.window is None else "sliding"
+
+
+def hopper_obstacle(device: torch.device) -> str | None:
+    """None on a GPU of compute capability 9.0, else what the device is instead."""
+    if device.type != "cuda":
+        return f"needs a Hopper GPU, the tensors are on {device.type}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if (major, minor) == (9, 0) else f"needs compute capability 9.0, this GPU has {major}.{minor}"
+
+
+def triton_obstacle(*, device: torch.device, **_: Any) -> str | None:
+    """None where Triton is installed and can run: on a GPU, or anywhere in the interpreter."""
+    if not _installed("triton"):
+        return "triton is not installed"
+    from gptoss_kernels.attention.triton_prefill import INTERPRETED
+
+    if device.type == "cuda" or INTERPRETED:
+        return None
+    return "needs a GPU; on the CPU set TRITON_INTERPRET=1 before Python starts"
+
+
+def flashinfer_obstacle(
+    *, layer: LayerKind, device: torch.device, blind_queries: bool = False, **_: Any
+) -> str | None:
+    """What stands in the way of FlashInfer's kernels, or None."""
+    if not _installed("flashinfer"):
+        return "flashinfer-python is not installed"
+    if layer.dtype not in (torch.bfloat16, torch.float16):
+        return f"takes bfloat16 or float16, not {layer.dtype}"
+    if layer.head_dim not in (64, 128, 256):
+        return f"takes head_dim 64, 128 or 256, not {layer.head_dim}"
+    if blind_queries:
+        return "a sequence has more queries than keys"
+    return hopper_obstacle(device)
+
+
+def xqa_obstacle(*, layer: LayerKind, device: torch.device, page_size: int, lse: str | None, **_: Any) -> str | None:
+    """What stands in the way of the XQA decode kernel, or None."""
+    if lse is not None:
+        return "returns no LSE"
+    if page_size not in (16, 32, 64, 128):
+        return f"takes pages of 16, 32, 64 or 128 tokens, not {page_size}"
+    if layer.group > 32:
+        return f"takes at most 32 query heads per key head, not {layer.group}"
+    return flashinfer_obstacle(layer=layer, device=device)
+
+
+@functools.cache
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

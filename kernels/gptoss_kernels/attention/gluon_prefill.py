@@ -1,0 +1,294 @@
+"""Full causal prefill with a sink for Hopper, in Gluon: one warp loads, three warpgroups multiply and exponentiate.
+
+What: the same operation as `triton_prefill` for ragged keys without a window, head_dim 64, 16-bit inputs.
+
+How: a program stays on its multiprocessor and takes tile after tile. A tile is 192 rows, 64 for each of three
+warpgroups: 24 queries x 8 query heads of one key head. A fourth role, one warp, fetches queries and blocks of 128 keys
+and values with the tensor memory accelerator into a ring of buffers, and runs ahead over tile borders. A warpgroup
+issues the scores of the next key block, then the weighted values of the last one, and while the tensor core works on
+the latter it takes the maximum and the exponentials of the former. The keys are walked from the diagonal down, so only
+the first block or two are masked. The sink stands where it does in `triton_prefill`: m = sink, l = 1 before the loop.
+
+Why this way: with head_dim 64 a score costs as much time in the exponential unit as in the tensor core, so speed is
+how well the two overlap: within a warpgroup by the order above, and between the three by their running apart.
+Tiles are dealt in a snake (0..131, 131..0, ...) from a list with the longest walks first, all tiles of one key head
+before the next, so that the work evens out and the keys of the head stay in the L2.
+
+What is lost: keys and values must have their heads side by side in memory (stride D), and values of the rows just
+behind a sequence must be finite, since they are multiplied by zero.
+"""
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+WARPGROUPS = 3
+ROWS = 64                       # rows of a warpgroup
+BLOCK_N = 128
+STAGES = 2
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def _work(turn, num_tiles, total, programs):
+    """Index of this program's tile in its turn, dealt in a snake; at least `total` if there is none."""
+    pid = gl.program_id(0)
+    back = programs - 1 - pid
+    return turn * programs + gl.where(turn % 2 == 0, pid, back)
+
+
+@gluon.jit
+def _key_blocks(first, q_len, k_len, QUERIES: gl.constexpr, BLOCK: gl.constexpr):
+    """Number of key blocks that the last query of a tile reaches into."""
+    last = gl.minimum(first + QUERIES, q_len) - 1
+    return (k_len - q_len + last + BLOCK) // BLOCK
+
+
+@gluon.jit
+def _produce(
+    q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, tiles, num_tiles,
+    kv_heads, programs, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr,
+    BLOCK: gl.constexpr, DEPTH: gl.constexpr,
+):
+    """One warp: queries of the tile, then its keys and values from the diagonal down."""
+    total = num_tiles * kv_heads
+    step = 0
+    done = 0
+    for turn in range((total + programs - 1) // programs):
+        index = _work(turn, num_tiles, total, programs)
+        if index < total:
+            tile = tiles + (index % num_tiles) * 8
+            head = index // num_tiles
+            first = gl.load(tile + 1)
+            q_begin = gl.load(tile + 2)
+            q_len = gl.load(tile + 3)
+            k_begin = gl.load(tile + 4)
+            k_len = gl.load(tile + 5)
+            mbarrier.wait(q_empty, (done & 1) ^ 1)
+            mbarrier.expect(q_full, WGS * q_desc.block_type.nbytes)
+            for w in gl.static_range(WGS):
+                tma.async_copy_global_to_shared(
+                    q_desc, [q_begin + first + w * (QUERIES // WGS), head * GROUP, 0], q_full, q_buf.index(w))
+            blocks = _key_blocks(first, q_len, k_len, QUERIES, BLOCK)
+            for j in range(blocks):
+                row = k_begin + (blocks - 1 - j) * BLOCK
+                s = step % DEPTH
+                free = ((step // DEPTH) & 1) ^ 1
+                mbarrier.wait(k_empty.index(s), free)
+                mbarrier.expect(k_full.index(s), k_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_desc, [row, head * HEAD_DIM], k_full.index(s), k_buf.index(s))
+                mbarrier.wait(v_empty.index(s), free)
+                mbarrier.expect(v_full.index(s), v_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_desc, [row, head * HEAD_DIM], v_full.index(s), v_buf.index(s))
+                step += 1
+            done += 1
+
+
+@gluon.jit
+def _exponentiate(s, m, l, key, position, scale_log2, MASK: gl.constexpr, POLY: gl.constexpr):
+    """p = 2^(scale s - m'), and the state m', l' of the online softmax with the factor that old sums must take."""
+    if MASK:
+        s = gl.where(key <= position, s, float("-inf"))
+    new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)
+    if MASK:
+        safe = gl.where(new == float("-inf"), 0.0, new)
+    else:
+        safe = new
+    x = s * scale_log2 - safe.expand_dims(1)
+    if POLY:
+        p = _exp2_mixed(x)
+    else:
+        p = gl.exp2(x)
+    keep = gl.exp2(m - safe)
+    return p, new, l * keep + gl.sum(p, axis=1), keep
+
+
+@gluon.jit
+def _exp2_mixed(x):
+    """2^x for x <= 0: three of four through the exponential unit, the fourth by a cubic on the ordinary units.
+
+    The fourth splits x into a whole part, added to the exponent's bits, and a rest in [-1/2, 1/2], whose power is a
+    cubic with a relative error of 1e-4, a twentieth of what rounding to bf16 costs.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .f32 x, t, n, f, p;
+        .reg .b32 e, b;
+        ex2.approx.ftz.f32 $0, $4;
+        ex2.approx.ftz.f32 $1, $5;
+        ex2.approx.ftz.f32 $2, $6;
+        max.f32 x, $7, 0fC2FC0000;
+        add.rn.f32 t, x, 0f4B400000;
+        sub.rn.f32 n, t, 0f4B400000;
+        sub.rn.f32 f, x, n;
+        fma.rn.f32 p, f, 0f3D61FBAF, 0f3E786F0E;
+        fma.rn.f32 p, p, f, 0f3F31798D;
+        fma.rn.f32 p, p, f, 0f3F7FFB49;
+        shl.b32 e, t, 23;
+        mov.b32 b, p;
+        add.s32 e, e, b;
+        mov.b32 $3, e;
+        }
+        """, "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4)
+
+
+@gluon.jit
+def _consume(
+    W: gl.constexpr, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr, BLOCK: gl.constexpr, DEPTH: gl.constexpr,
+    SINK_FIRST: gl.constexpr, LSE: gl.constexpr, POLY: gl.constexpr,
+):
+    """One warpgroup: rows W * 64 .. of every tile."""
+    R: gl.constexpr = 64
+    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HEAD_DIM, 16])
+    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
+    total = num_tiles * kv_heads
+    row = gl.arange(0, R, layout=gl.SliceLayout(1, S))
+    row_o = gl.arange(0, R, layout=gl.SliceLayout(1, O))
+    column = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, S)).expand_dims(0)
+    offs_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, O)).expand_dims(0)
+    nothing = gl.zeros([R, BLOCK], gl.float32, S)
+    step = 0
+    done = 0
+    for turn in range((total + programs - 1) // programs):
+        index = _work(turn, num_tiles, total, programs)
+        if index < total:
+            tile = tiles + (index % num_tiles) * 8
+            kv_head = index // num_tiles
+            first = gl.load(tile + 1)
+            q_begin = gl.load(tile + 2)
+            q_len = gl.load(tile + 3)
+            k_len = gl.load(tile + 5)
+            own = first + W * (QUERIES // WGS)                               # first query of this warpgroup
+            position = (k_len - q_len + own + row // GROUP).expand_dims(1)
+            sink = gl.load(sinks + kv_head * GROUP + row % GROUP).to(gl.float32) * LOG2E
+            if SINK_FIRST:
+                m = sink
+                l = gl.where(sink == float("-inf"), 0.0, 1.0)
+            else:
+                m = sink * 0.0 + float("-inf")
+                l = gl.zeros([R], gl.float32, gl.SliceLayout(1, S))
+            blocks = _key_blocks(first, q_len, k_len, QUERIES, BLOCK)
+            whole = gl.minimum((k_len - q_len + own + 1) // BLOCK, blocks - 1)   # blocks below it are not masked
+            q = q_buf.index(W).reshape([R, HEAD_DIM])
+            mbarrier.wait(q_full, done & 1)
+
+            slot = step % DEPTH
+            mbarrier.wait(k_full.index(slot), (step // DEPTH) & 1)
+            s = warpgroup_mma(q, k_buf.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, deps=[s])
+            mbarrier.arrive(k_empty.index(slot), count=1)
+            p, m, l, keep = _exponentiate(s, m, l, (blocks - 1) * BLOCK + column, position, scale_log2, True, POLY)
+            p = gl.convert_layout(p.to(k_buf.dtype), P)
+            acc = gl.zeros([R, HEAD_DIM], gl.float32, O)
+            for n in range(blocks - 2, whole - 1, -1):
+                acc, p, m, l, step = _turn(acc, p, m, l, step, n, q, k_buf, v_buf, k_full, k_empty, v_full, v_empty,
+                                           nothing, column, position, scale_log2, BLOCK, DEPTH, S, O, P, True, POLY)
+            for n in range(whole - 1, -1, -1):
+                acc, p, m, l, step = _turn(acc, p, m, l, step, n, q, k_buf, v_buf, k_full, k_empty, v_full, v_empty,
+                                           nothing, column, position, scale_log2, BLOCK, DEPTH, S, O, P, False, POLY)
+            mbarrier.arrive(q_empty, count=1)
+            slot = step % DEPTH
+            mbarrier.wait(v_full.index(slot), (step // DEPTH) & 1)
+            acc = warpgroup_mma(p, v_buf.index(slot), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(v_empty.index(slot), count=1)
+            step += 1
+            done += 1
+
+            total_l = l
+            if not SINK_FIRST:
+                top = gl.maximum(m, sink)
+                safe = gl.where(top == float("-inf"), 0.0, top)
+                keep = gl.exp2(m - safe)
+                total_l = l * keep + gl.exp2(sink - safe)
+                acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, O)).expand_dims(1)
+            inverse = 1.0 / gl.where(total_l > 0.0, total_l, 1.0)
+            acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, O)).expand_dims(1)
+            query = own + row_o // GROUP
+            place = (q_begin + query).to(gl.int64) * stride_ot + (kv_head * GROUP + row_o % GROUP) * stride_oh
+            gl.store(out + place.expand_dims(1) + offs_d, acc.to(out.dtype.element_ty),
+                     mask=(query < q_len).expand_dims(1))
+            if LSE:
+                query_s = own + row // GROUP
+                value = gl.where(l > 0.0, (m + gl.log2(gl.where(l > 0.0, l, 1.0))) * LN2, float("-inf"))
+                at = (q_begin + query_s).to(gl.int64) * NUM_HEADS + kv_head * GROUP + row % GROUP
+                gl.store(lse + at, value, mask=query_s < q_len)
+
+
+@gluon.jit
+def _turn(
+    acc, p, m, l, step, n, q, k_buf, v_buf, k_full, k_empty, v_full, v_empty, nothing, column, position, scale_log2,
+    BLOCK: gl.constexpr, DEPTH: gl.constexpr, S: gl.constexpr, O: gl.constexpr, P: gl.constexpr, MASK: gl.constexpr,
+    POLY: gl.constexpr,
+):
+    """Scores of key block n and the values of the block before it, in flight together; softmax under the latter."""
+    slot = step % DEPTH
+    following = (step + 1) % DEPTH
+    mbarrier.wait(k_full.index(following), ((step + 1) // DEPTH) & 1)
+    s = warpgroup_mma(q, k_buf.index(following).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(slot), (step // DEPTH) & 1)
+    acc = warpgroup_mma(p, v_buf.index(slot), acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.arrive(k_empty.index(following), count=1)
+    e, m, l, keep = _exponentiate(s, m, l, n * BLOCK + column, position, scale_log2, MASK, POLY)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_empty.index(slot), count=1)
+    acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, O)).expand_dims(1)
+    p = gl.convert_layout(e.to(k_buf.dtype), P)
+    return acc, p, m, l, step + 1
+
+
+@gluon.jit
+def gluon_prefill_kernel(
+    q_desc, k_desc, v_desc, sinks, out, lse, tiles, num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh,
+    NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr, DEPTH: gl.constexpr,
+    SINK_FIRST: gl.constexpr, LSE: gl.constexpr, POLY: gl.constexpr,
+):
+    """Grid (programs): one per multiprocessor. tiles: rows of `triton_prefill.tile_table` for 192 / GROUP queries.
+
+    q_desc: [Tq, Hq, D] in boxes of [64 / GROUP, GROUP, D]; k_desc, v_desc: [Tk, Hkv * D] in boxes of [BLOCK, D].
+    """
+    WGS: gl.constexpr = 3
+    QUERIES: gl.constexpr = WGS * 64 // GROUP
+    q_buf = gl.allocate_shared_memory(q_desc.dtype, [WGS, 64 // GROUP, GROUP, HEAD_DIM], q_desc.layout)
+    k_buf = gl.allocate_shared_memory(k_desc.dtype, [DEPTH, BLOCK, HEAD_DIM], k_desc.layout)
+    v_buf = gl.allocate_shared_memory(v_desc.dtype, [DEPTH, BLOCK, HEAD_DIM], v_desc.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(q_empty, count=WGS)
+    for i in gl.static_range(DEPTH):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=WGS)
+        mbarrier.init(v_empty.index(i), count=WGS)
+    fence_async_shared()
+    gl.warp_specialize([
+        (_consume, (0, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
+                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, POLY)),
+        (_consume, (1, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
+                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, POLY)),
+        (_consume, (2, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
+                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, POLY)),
+        (_produce, (q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                    tiles, num_tiles, kv_heads, programs, GROUP, HEAD_DIM, WGS, QUERIES, BLOCK, DEPTH)),
+    ], [4, 4, 1], [160, 160, 32])

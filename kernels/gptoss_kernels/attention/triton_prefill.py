@@ -1,0 +1,185 @@
+"""Prefill with a sink in Triton: ragged or paged, full or sliding. The running maximum starts at the sink.
+
+What: out = softmax([scale * q.k, sink]) with the sink's column dropped, for queries that are the last positions of
+their sequence.
+
+How: one program takes a tile of queries of one sequence, all query heads of one key head packed into its rows, and
+walks the keys in blocks with the online softmax. Before the first block it holds one virtual key whose logit is the
+sink and whose value is zero: m = sink, l = 1, acc = 0. Nothing else in the loop knows of the sink.
+
+Why packed: a tile of 128 rows is then 16 queries x 8 heads. Key blocks are read once for all eight heads, and in a
+sliding layer the keys a tile needs are window + 15 and not window + 127, which nearly halves the work. A sliding tile
+starts at exactly its first key, takes whole blocks as far as every row's own key, and finishes in blocks of 16.
+
+What is lost: no warp specialisation by hand and no overlap of one tile's softmax with another's products beyond what
+the compiler finds; the exponentials of a head_dim of 64 cost as much as its products, so that overlap is what the best
+kernels win by.
+
+`SINK_FIRST = False` leaves the sink out of the loop and folds it in at the end, which is where FlashInfer's templates
+allow it. Both give the same output; only then is the LSE without the sink at hand without cancellation.
+"""
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+TILE_FIELDS = tl.constexpr(8)
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _product(a, b, c, PRECISION: tl.constexpr, INTERPRET: tl.constexpr):
+    """a @ b + c in fp32. The interpreter multiplies the bits of bf16 as integers, so there they are widened first."""
+    if INTERPRET:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, c, input_precision=PRECISION)
+
+
+@triton.jit
+def _rows_of_keys(table, n, offs_n, sequence_base, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, limit):
+    """Row numbers of the keys n + offs_n: in a ragged tensor, or through the page table of a sequence."""
+    at = n + offs_n
+    if PAGED:
+        at = tl.minimum(at, limit - 1)
+        page = tl.load(table + at // PAGE_SIZE)
+        return page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
+    return (sequence_base + at).to(tl.int64)
+
+
+@triton.jit
+def _block(
+    q, acc, m, l, k, v, table, n, sequence_base, limit, position, window, scale_log2,
+    stride_k, stride_v, offs_d,
+    BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, MASK_HIGH: tl.constexpr,
+    MASK_LOW: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):
+    """One step of the online softmax over keys n .. n + BLOCK. Scores and state are in units of log2."""
+    offs_n = tl.arange(0, BLOCK)
+    rows = _rows_of_keys(table, n, offs_n, sequence_base, PAGED, PAGE_SIZE, limit)
+    if MASK_HIGH:
+        inside = (n + offs_n < limit)[:, None]
+        kb = tl.load(k + rows[:, None] * stride_k + offs_d[None, :], mask=inside, other=0.0)
+        vb = tl.load(v + rows[:, None] * stride_v + offs_d[None, :], mask=inside, other=0.0)
+    else:
+        kb = tl.load(k + rows[:, None] * stride_k + offs_d[None, :])
+        vb = tl.load(v + rows[:, None] * stride_v + offs_d[None, :])
+    zero = tl.zeros([q.shape[0], BLOCK], tl.float32)
+    s = _product(q, tl.trans(kb), zero, PRECISION, INTERPRET)                # [rows, BLOCK]
+    key = (n + offs_n)[None, :]
+    if MASK_HIGH:
+        s = tl.where(key <= position[:, None], s, float("-inf"))
+    if MASK_LOW:
+        s = tl.where(key > position[:, None] - window, s, float("-inf"))
+    new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
+    if MASK_HIGH or MASK_LOW:                                               # a row may not have seen anything yet
+        safe = tl.where(new == float("-inf"), 0.0, new)
+    else:
+        safe = new
+    p = tl.math.exp2(s * scale_log2 - safe[:, None])
+    keep = tl.math.exp2(m - safe)
+    l = l * keep + tl.sum(p, axis=1)
+    acc = _product(p.to(vb.dtype), vb, acc * keep[:, None], PRECISION, INTERPRET)
+    return acc, new, l
+
+
+@triton.jit
+def prefill_kernel(
+    q, k, v, sinks, out, lse, tiles, page_table,
+    window, scale_log2,
+    stride_qt, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_ot, stride_oh, stride_table,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, WINDOWED: tl.constexpr,
+    PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, SINK_FIRST: tl.constexpr, LSE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+):
+    """Grid (tiles, key heads). tiles: the rows of `tile_table`. With PAGED the keys are found through page_table."""
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    kv_head = tl.program_id(1)
+    sequence = tl.load(tile)
+    first = tl.load(tile + 1)
+    q_begin = tl.load(tile + 2)
+    q_len = tl.load(tile + 3)
+    k_begin = tl.load(tile + 4)
+    k_len = tl.load(tile + 5)
+
+    row = tl.arange(0, BLOCK_M)
+    query = first + row // GROUP_ROWS                                        # row in the sequence's queries
+    member = row % GROUP_ROWS                                                # query head within the group
+    head = kv_head * GROUP + member
+    real = (member < GROUP) & (query < q_len)
+    position = k_len - q_len + query
+    offs_d = tl.arange(0, HEAD_DIM)
+    token = (q_begin + query).to(tl.int64)
+    qb = tl.load(q + token[:, None] * stride_qt + head[:, None] * stride_qh + offs_d[None, :],
+                 mask=real[:, None], other=0.0)
+    sink = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32) * LOG2E
+
+    if SINK_FIRST:
+        m = sink
+        l = tl.where(sink == float("-inf"), 0.0, 1.0)
+    else:
+        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+
+    k += kv_head * stride_kh
+    v += kv_head * stride_vh
+    table = page_table + sequence.to(tl.int64) * stride_table
+    least = k_len - q_len + first                                            # position of the tile's first query
+    last = tl.minimum(first + BLOCK_M // GROUP_ROWS, q_len) - 1
+    limit = tl.maximum(k_len - q_len + last + 1, 0)                          # keys that any row of the tile may see
+    if WINDOWED:
+        low = tl.maximum(least - window + 1, 0)
+    else:
+        low = 0
+    whole = low + tl.maximum(least + 1 - low, 0) // BLOCK_N * BLOCK_N        # before it no row is masked causally
+    for n in range(low, whole, BLOCK_N):
+        acc, m, l = _block(qb, acc, m, l, k, v, table, n, k_begin, limit, position, window, scale_log2,
+                           stride_k, stride_v, offs_d,
+                           BLOCK_N, PAGED, PAGE_SIZE, False, WINDOWED, PRECISION, INTERPRET)
+    for n in range(whole, limit, TAIL_N):
+        acc, m, l = _block(qb, acc, m, l, k, v, table, n, k_begin, limit, position, window, scale_log2,
+                           stride_k, stride_v, offs_d,
+                           TAIL_N, PAGED, PAGE_SIZE, True, WINDOWED, PRECISION, INTERPRET)
+
+    total = l
+    if not SINK_FIRST:                                                       # fold the sink in after the loop
+        top = tl.maximum(m, sink)
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        keep = tl.math.exp2(m - safe)
+        total = l * keep + tl.math.exp2(sink - safe)
+        acc = acc * keep[:, None]
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]                   # nothing seen: 0
+    tl.store(out + token[:, None] * stride_ot + head[:, None] * stride_oh + offs_d[None, :],
+             acc.to(out.dtype.element_ty), mask=real[:, None])
+    if LSE:
+        safe_m = tl.where(l > 0.0, m, 0.0)
+        value = tl.where(l > 0.0, (safe_m + tl.math.log2(tl.where(l > 0.0, l, 1.0))) * LN2, float("-inf"))
+        tl.store(lse + token * NUM_HEADS + head, value, mask=real)
+
+
+def next_power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def tile_table(cu_q: torch.Tensor, k_lens: torch.Tensor, k_begin: torch.Tensor, queries: int) -> torch.Tensor:
+    """All a program must know of its tile, in one row that one memory access brings: int32 [tiles, 8] on the CPU.
+
+    cu_q: [B + 1] offsets, k_lens, k_begin: [B], int64 on the CPU. queries: query rows in a tile. A row holds sequence,
+    first query in it, the sequence's first row of q, its queries, its first row of k, its keys, and two unused. The
+    tiles with the longest walk over keys come first, so that the short ones fill the machine at the end.
+    """
+    q_lens = cu_q.diff()
+    per_sequence = (q_lens + queries - 1) // queries
+    sequence = torch.repeat_interleave(torch.arange(q_lens.numel()), per_sequence)
+    before = torch.cumsum(per_sequence, 0) - per_sequence
+    first = (torch.arange(sequence.numel()) - before[sequence]) * queries
+    order = torch.argsort((k_lens - q_lens)[sequence] + first, descending=True, stable=True)
+    unused = torch.zeros_like(first)
+    fields = (sequence, first, cu_q[sequence], q_lens[sequence], k_begin[sequence], k_lens[sequence], unused, unused)
+    return torch.stack(fields, dim=1)[order].to(torch.int32).contiguous()

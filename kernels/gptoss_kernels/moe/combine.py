@@ -1,0 +1,75 @@
+"""Combine: a token's experts weighted and summed, with the residual added in the same pass.
+
+    out[t] = residual[t] + sum_k weights[t, k] * (y[row_of[t, k]] + bias[ids[t, k]])
+
+The down bias is inside the weighted sum, so it counts sum_k weight = 1 times, not k times. Where the GEMM's accumulator
+started from the bias it is already in y and none is given here; a vendor GEMM without bias has it ride along in this
+kernel, which reads y anyway. The sum is fp32, in the order of the slots (descending logit), rounded once.
+"""
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from gptoss_kernels.quant.rounding import to_dtype
+
+
+@triton.jit
+def _combine_kernel(y_ptr, row_of_ptr, weights_ptr, residual_ptr, ids_ptr, bias_ptr, out_ptr, first_local,
+                    H: tl.constexpr, TOP: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
+                    BLOCK_H: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside = h < H
+    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    if RESIDUAL:
+        total = tl.load(residual_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
+    for k in tl.static_range(TOP):
+        row = tl.load(row_of_ptr + token * TOP + k).to(tl.int64)
+        weight = tl.load(weights_ptr + token * TOP + k).to(tl.float32)
+        live = inside & (row >= 0)
+        part = tl.load(y_ptr + row * H + h, mask=live, other=0.0).to(tl.float32)
+        if BIAS:
+            expert = tl.load(ids_ptr + token * TOP + k).to(tl.int64) - first_local
+            part += tl.load(bias_ptr + expert * H + h, mask=live, other=0.0).to(tl.float32)
+        total += weight * part
+    tl.store(out_ptr + token * H + h, to_dtype(total, out_ptr.dtype.element_ty), mask=inside)
+
+
+def combine(
+    y: torch.Tensor,
+    row_of: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    residual: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    first_local: int = 0,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Weighted sum over each token's experts.
+
+    y: [rows, H], one row per (token, expert). row_of: [T, k] int32, -1 where the expert is elsewhere (contributes
+    nothing). weights: [T, k] fp32 or bf16. residual: [T, H], added. bias: [local experts, H] with ids [T, k] int32 and
+    the first local expert's id: added to y inside the weighted sum. dtype: of the output, the residual's or y's by
+    default. Returns [T, H].
+    """
+    t, top = row_of.shape
+    h = y.shape[1]
+    if weights.shape != (t, top) or not (y.is_contiguous() and row_of.is_contiguous() and weights.is_contiguous()):
+        raise ValueError(f"combine: weights {list(weights.shape)} for row_of {[t, top]}; the same shape, all contiguous")
+    if residual is not None and (residual.shape != (t, h) or not residual.is_contiguous()):
+        raise ValueError(f"combine: residual has shape {list(residual.shape)}; {[t, h]} contiguous is needed")
+    if (bias is None) != (ids is None):
+        raise ValueError("combine: bias and ids belong together; one of them is missing")
+    if bias is not None and (bias.dim() != 2 or bias.shape[1] != h or ids.shape != (t, top)):
+        raise ValueError(f"combine: bias {list(bias.shape)} and ids {list(ids.shape)}; [E, {h}] and {[t, top]} are needed")
+    out_dtype = dtype or (y.dtype if residual is None else residual.dtype)
+    out = torch.empty(t, h, dtype=out_dtype, device=y.device)
+    block = min(1024, triton.next_power_of_2(h))
+    _combine_kernel[(t, triton.cdiv(h, block))](
+        y, row_of, weights, out if residual is None else residual, row_of if ids is None else ids,
+        y if bias is None else bias, out, first_local, H=h, TOP=top, RESIDUAL=residual is not None,
+        BIAS=bias is not None, BLOCK_H=block, num_warps=4)
+    return out

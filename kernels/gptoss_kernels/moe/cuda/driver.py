@@ -1,0 +1,186 @@
+"""From a .cu file to a launch, with nothing but the CUDA driver and NVRTC: no build step, no C++ extension.
+
+The kernels are specialised at compile time (N, K, number of experts), so they are compiled when first asked for and the
+machine code is kept under $XDG_CACHE_HOME/gptoss_kernels, named by a hash of everything that went in. NVRTC is among
+torch's own libraries; where it is not found, nvcc on the PATH does the same (and does it without a GPU, which is how
+registers and spills are checked). Launches go to torch's current stream and can be captured in a CUDA graph.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+HEADERS = ("hopper.cuh",)
+ARCHITECTURE = "sm_90a"
+
+
+class CudaError(RuntimeError):
+    """The driver, NVRTC or nvcc refused; the message says which call and why."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A loaded function and the dynamic shared memory it asks for, in bytes."""
+
+    function: ctypes.c_void_p
+    shared_bytes: int
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    """NVRTC from torch's wheels or the system; None if there is none."""
+    names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+    spec = importlib.util.find_spec("nvidia")
+    roots = list(spec.submodule_search_locations or []) if spec else []
+    names += [str(p) for root in roots for p in sorted(Path(root).glob("**/libnvrtc.so.*"))]
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def compiler_obstacle() -> str | None:
+    """What keeps this machine from compiling the kernels, or None."""
+    if _nvrtc() is None and shutil.which("nvcc") is None:
+        return "neither NVRTC (nvidia-cuda-nvrtc, a part of torch for CUDA) nor nvcc was found"
+    return None
+
+
+def compile_cubin(source: str, defines: Mapping[str, object]) -> bytes:
+    """Machine code for sm_90a of one of the .cu files here. defines: macros, in any order."""
+    texts = {name: (HERE / name).read_text() for name in (source, *HEADERS)}
+    key = hashlib.sha256(repr((ARCHITECTURE, sorted(texts.items()), sorted(defines.items()))).encode()).hexdigest()
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gptoss_kernels"
+    cached = root / f"{Path(source).stem}-{key[:32]}.cubin"
+    if cached.exists():
+        return cached.read_bytes()
+    flags = ["-std=c++17", *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
+    code = _compile_nvrtc(source, texts, flags) if _nvrtc() else compile_nvcc(source, defines)[0]
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=root, delete=False) as file:
+        file.write(code)
+    Path(file.name).replace(cached)
+    return code
+
+
+def _compile_nvrtc(source: str, texts: Mapping[str, str], flags: Sequence[str]) -> bytes:
+    lib = _nvrtc()
+    program = ctypes.c_void_p()
+    headers = (ctypes.c_char_p * len(HEADERS))(*(texts[h].encode() for h in HEADERS))
+    names = (ctypes.c_char_p * len(HEADERS))(*(h.encode() for h in HEADERS))
+    made = lib.nvrtcCreateProgram(ctypes.byref(program), texts[source].encode(), source.encode(), len(HEADERS), headers,
+                                  names)
+    if made != 0:
+        raise CudaError(f"nvrtcCreateProgram: error {made} for {source}")
+    options = [f"--gpu-architecture={ARCHITECTURE}", *flags]
+    failed = lib.nvrtcCompileProgram(program, len(options),
+                                     (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
+    size = ctypes.c_size_t()
+    if failed:
+        lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        lib.nvrtcGetProgramLog(program, log)
+        raise CudaError(f"NVRTC could not compile {source}: {log.value.decode(errors='replace').strip()}")
+    lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetCUBIN(program, code)
+    lib.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw
+
+
+def compile_nvcc(source: str, defines: Mapping[str, object]) -> tuple[bytes, dict[str, int]]:
+    """The same with nvcc, and what it reports: registers, spill_stores and spill_loads in bytes. Needs no GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "kernel.cubin"
+        command = ["nvcc", "-cubin", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas", "-v",
+                   *(f"-D{name}={value}" for name, value in sorted(defines.items())), "-o", str(out), str(HERE / source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CudaError(f"nvcc could not compile {source}: {done.stderr.strip()}")
+        return out.read_bytes(), _resources(done.stderr)
+
+
+def _resources(report: str) -> dict[str, int]:
+    patterns = {"registers": r"Used (\d+) registers", "spill_stores": r"(\d+) bytes spill stores",
+                "spill_loads": r"(\d+) bytes spill loads"}
+    found = {name: re.search(pattern, report) for name, pattern in patterns.items()}
+    if not all(found.values()):
+        raise CudaError(f"nvcc's report has no register count: {report.strip()}")
+    return {name: int(match.group(1)) for name, match in found.items()}
+
+
+def _check(call: str, result: int) -> None:
+    if result:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        raise CudaError(f"{call}: {(text.value or b'unknown error').decode()} ({result})")
+
+
+@functools.cache
+def load(source: str, entry: str, defines: tuple[tuple[str, object], ...], device: int) -> Kernel:
+    """Compile (or take from the cache) and load for one device; shared memory is read from the kernel's own constant."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()                       # makes torch's context current
+        code = compile_cubin(source, dict(defines))
+        module, function, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        _check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(module), code))
+        _check("cuModuleGetFunction", _driver().cuModuleGetFunction(ctypes.byref(function), module, entry.encode()))
+        size, value = ctypes.c_size_t(), ctypes.c_int()
+        _check("cuModuleGetGlobal", _driver().cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), module,
+                                                                  f"{entry}_shared_bytes".encode()))
+        _check("cuMemcpyDtoH", _driver().cuMemcpyDtoH_v2(ctypes.byref(value), address, ctypes.c_size_t(4)))
+        _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, 8, value.value))
+        return Kernel(function, value.value)
+
+
+class TensorMap(ctypes.Structure):
+    """CUtensorMap: 128 bytes, at an address that is a multiple of 64 when it is made."""
+
+    _fields_ = [("opaque", ctypes.c_uint8 * 128)]
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_map(pointer: int, bytes_per_element: int, rows: int, columns: int, box_rows: int, box_columns: int) -> TensorMap:
+    """A TMA map of a contiguous matrix [rows, columns] of 1-byte or 2-byte elements, boxes swizzled by 128 bytes.
+
+    Elements outside read as zero and are not written. The row pitch must be a multiple of 16 bytes.
+    """
+    pitch = columns * bytes_per_element
+    if pitch % 16 or pointer % 16:
+        raise ValueError(f"tensor_map: rows of {pitch} bytes at address {pointer:#x}; both must be multiples of 16")
+    raw = (ctypes.c_uint8 * 192)()
+    address = (ctypes.addressof(raw) + 63) // 64 * 64
+    kind = {1: 0, 2: 9}[bytes_per_element]                              # UINT8, BFLOAT16
+    _check("cuTensorMapEncodeTiled", _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(address), kind, 2, ctypes.c_void_p(pointer), (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(pitch), (ctypes.c_uint32 * 2)(box_columns, box_rows), (ctypes.c_uint32 * 2)(1, 1), 0, 3, 3, 0))
+    return TensorMap.from_buffer_copy(ctypes.string_at(address, 128))
+
+
+def launch(kernel: Kernel, blocks: int, threads: int, arguments: Sequence[object]) -> None:
+    """Launch on torch's current stream. arguments: ctypes values, TensorMaps, or tensors (their address is passed)."""
+    values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    _check("cuLaunchKernel", _driver().cuLaunchKernel(
+        kernel.function, blocks, 1, 1, threads, 1, 1, kernel.shared_bytes, stream, pointers, None))

@@ -1,0 +1,444 @@
+// Grouped GEMM for sm_90a: e4m3 activations scaled per row and 128 columns, e4m3 weights scaled per 128x128 block,
+// fp32 accumulators that start from the expert's bias.
+//
+//   acc[m, n] = bias[e, n] + sum_kb sa[kb, m] * sb[e, n / 128, kb] * (A[m, kb] . B[e, n, kb])
+//
+// Rows of A are sorted by expert; an expert's rows start at a multiple of 128 and `counts[e]` of them are real.
+// EPILOGUE 0: acc as bf16. EPILOGUE 1: clamped SwiGLU on interleaved gate/up columns and e4m3 again, with one scale per
+// row and 128 results: the 256 columns of a tile are exactly one group, so no other CTA is needed for the maximum.
+//
+// Why this shape. A tensor core product of e4m3 keeps only some 14 bits of its sum, so every 128 columns of K its part is
+// scaled into a separate fp32 accumulator, by ordinary FMAs. Two warpgroups of 64 rows take turns: while one scales, the
+// other multiplies, if one starts half a product after the other. 128x256 per CTA is the largest tile
+// whose accumulators (128 registers a thread) and part (64) fit. At full rate such a tile asks L2 for much of what it
+// delivers, so two CTAs form a cluster and share what they have in common: two row tiles of one expert share B; where
+// an expert has an odd tile left, the two take neighbouring column tiles and share A.
+// One thread loads. One warp looks up what the next tile is and stages its bias and weight scales, so that the
+// multiplying warps never wait for global memory.
+//
+// What is skipped: half row tiles without a real row, column blocks beyond N, and the empty half of the last K block
+// (2880 = 22.5 blocks): none of it reaches the tensor core.
+//
+// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1).
+#include "hopper.cuh"
+
+#ifndef STAGES
+#define STAGES (EPILOGUE == 1 ? 4 : 5)
+#endif
+#ifndef STAGGER
+#define STAGGER 1       // the second warpgroup starts a tile half a product after the first
+#endif
+#ifndef SHARE_B
+#define SHARE_B 1
+#endif
+
+#ifndef TILE_N
+#define TILE_N (EPILOGUE == 1 ? 256 : 192)
+#endif
+
+constexpr int TILE_M = 128, TILE_K = 128;
+constexpr int PARTS = TILE_N == 256 ? 2 : 1, WIDTH = TILE_N / PARTS, HELD = WIDTH / 2;   // columns, registers of one part
+constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + TILE_N - 1) / TILE_N;
+constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // products of 32 columns in the last K block
+constexpr int A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int SCALE_BYTES = TILE_M * 4;                                 // of A, per stage
+constexpr int OUT_BYTES = EPILOGUE == 0 ? 0 : 64 * 128;                 // staging per warpgroup
+
+struct Item {
+    int expert, row, n_tile, real;                                      // first row, column tile, real rows of this CTA's tile
+    int pair, idle;                                                     // pair: B is shared, else A. idle: nothing to compute
+};
+
+struct Tile {                                                           // what the multiplying warps need to know of a tile
+    float bias[TILE_N];
+    float scale[2][K_BLOCKS];                                           // of B, for its two column blocks
+    Item item;
+};
+
+struct Shared {                                                         // after the swizzled stages
+    float a_scale[STAGES][TILE_M];
+    Tile tile[2];
+    int items[EXPERTS + 1], tiles[EXPERTS + 1];                         // first work item, first row tile of an expert
+    alignas(8) uint64 full[STAGES], empty[STAGES], tile_full[2], tile_empty[2];
+};
+
+constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + 2 * OUT_BYTES + (int)sizeof(Shared);
+extern "C" __device__ const int grouped_gemm_shared_bytes = SHARED_BYTES;
+
+// Work items of an expert with t row tiles: pairs of row tiles for each column tile, and for an odd last row tile the
+// column tiles two by two. An item keeps both CTAs of a cluster busy for the whole of K.
+DEVICE int pairs_of(int tiles) { return SHARE_B ? tiles / 2 : 0; }
+DEVICE int items_of(int tiles) {
+    return pairs_of(tiles) * N_TILES + (tiles - 2 * pairs_of(tiles)) * ((N_TILES + 1) / 2);
+}
+
+DEVICE void make_schedule(Shared& s, const int* counts) {               // one warp: prefix sums over the experts
+    int lane = threadIdx.x & 31, items = 0, tiles = 0;
+    for (int e0 = 0; e0 < EXPERTS; e0 += 32) {
+        int t = e0 + lane < EXPERTS ? (counts[e0 + lane] + TILE_M - 1) / TILE_M : 0, w = items_of(t);
+        int st = t, sw = w;
+        for (int d = 1; d < 32; d *= 2) {
+            int ut = __shfl_up_sync(~0u, st, d), uw = __shfl_up_sync(~0u, sw, d);
+            if (lane >= d) { st += ut; sw += uw; }
+        }
+        if (e0 + lane < EXPERTS) { s.items[e0 + lane] = items + sw - w; s.tiles[e0 + lane] = tiles + st - t; }
+        items += __shfl_sync(~0u, sw, 31);
+        tiles += __shfl_sync(~0u, st, 31);
+    }
+    if (lane == 0) { s.items[EXPERTS] = items; s.tiles[EXPERTS] = tiles; }
+}
+
+DEVICE Item find_item(const Shared& s, const int* counts, int index, int rank) {
+    int low = 0, high = EXPERTS;                                        // items[low] <= index < items[high]
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (s.items[middle] <= index) low = middle; else high = middle;
+    }
+    int inside = index - s.items[low], first = s.tiles[low], tiles = s.tiles[low + 1] - first, pairs = pairs_of(tiles);
+    Item item;
+    int tile;
+    item.expert = low;
+    item.pair = inside < pairs * N_TILES;
+    if (item.pair) {
+        tile = 2 * (inside % pairs) + rank;
+        item.n_tile = inside / pairs;
+    } else {
+        int rest = inside - pairs * N_TILES, singles = tiles - 2 * pairs;
+        tile = 2 * pairs + rest % singles;
+        item.n_tile = 2 * (rest / singles) + rank;
+    }
+    item.row = (first + tile) * TILE_M;
+    item.real = min(TILE_M, __ldg(counts + low) - tile * TILE_M);
+    item.idle = item.n_tile >= N_TILES;
+    return item;
+}
+
+template <int SIZE> struct Turn {                                       // whose turn it is in a ring of SIZE
+    int index = 0, phase = 0;
+    DEVICE void next() { if (++index == SIZE) { index = 0; phase ^= 1; } }
+};
+
+// One thread: fill the stages.
+DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float* sa, int sa_stride, uint32 data, Shared& s,
+                    const int* counts, int rank, int cluster, int clusters) {
+    Turn<STAGES> turn;
+    int total = s.items[EXPERTS];
+    for (int index = cluster; index < total; index += clusters) {
+        Item item = find_item(s, counts, index, rank);
+        int b_row = item.expert * N + (item.idle ? 0 : item.n_tile) * TILE_N;
+        const float* scale = sa + item.row;
+#pragma unroll 1
+        for (int kb = 0; kb < K_BLOCKS; ++kb, turn.next(), scale += sa_stride) {
+            uint32 a = data + turn.index * STAGE_BYTES, b = a + A_BYTES, bar = shared_address(&s.full[turn.index]);
+            int k = kb * TILE_K;
+            barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
+            barrier_expect(bar, STAGE_BYTES + SCALE_BYTES);
+            if (item.pair) {                                            // own 128 rows of A; half of B for both CTAs
+                tma_load_multicast(b_map, b + rank * (B_BYTES / 2), bar, k, b_row + rank * (TILE_N / 2), 3);
+                tma_load(a_map, a, bar, k, item.row);
+                tma_load(a_map, a + A_BYTES / 2, bar, k, item.row + 64);
+            } else {                                                    // half of A for both CTAs; own 256 rows of B
+                tma_load_multicast(a_map, a + rank * (A_BYTES / 2), bar, k, item.row + rank * 64, 3);
+                tma_load(b_map, b, bar, k, b_row);
+                tma_load(b_map, b + B_BYTES / 2, bar, k, b_row + TILE_N / 2);
+            }
+            bulk_load(scale, shared_address(s.a_scale[turn.index]), bar, SCALE_BYTES);
+        }
+    }
+}
+
+// One warp, a tile ahead: what the tile is, its bias, the scales of its weights.
+DEVICE void describe(const float* sb, const float* bias, Shared& s, const int* counts, int rank, int cluster,
+                     int clusters) {
+    int lane = threadIdx.x & 31, total = s.items[EXPERTS];
+    Turn<2> turn;
+    for (int index = cluster; index < total; index += clusters, turn.next()) {
+        Item item = find_item(s, counts, index, rank);
+        Tile& tile = s.tile[turn.index];
+        int n0 = item.n_tile * TILE_N;
+        int block = n0 / 128;
+        const float* scale = sb + (long long)(item.expert * N_BLOCKS + block) * K_BLOCKS;
+        barrier_wait(shared_address(&s.tile_empty[turn.index]), turn.phase ^ 1);
+        if (!item.idle) {
+            bool both = block + 1 < N_BLOCKS;
+            for (int i = lane; i < TILE_N; i += 32)
+                tile.bias[i] = HAS_BIAS && n0 + i < N ? __ldg(bias + item.expert * N + n0 + i) : 0.0f;
+            for (int i = lane; i < K_BLOCKS; i += 32) {
+                tile.scale[0][i] = __ldg(scale + i);
+                tile.scale[1][i] = both ? __ldg(scale + K_BLOCKS + i) : 0.0f;
+            }
+        }
+        if (lane == 0) tile.item = item;
+        barrier_arrive_here(shared_address(&s.tile_full[turn.index]));
+    }
+}
+
+// Start part = A[64 x 32 STEPS] . B[WIDTH x 32 STEPS]^T.
+template <int STEPS> DEVICE void start_product(float (&part)[HELD], uint64 a, uint64 b) {
+    wgmma_fence();
+    wgmma_first(part, a, b);
+#pragma unroll
+    for (int s = 1; s < STEPS; ++s) wgmma_add(part, a + 2 * s, b + 2 * s);
+    wgmma_commit();
+}
+
+DEVICE void finish_product(float (&part)[HELD]) {
+    wgmma_wait<0>();
+    pin(part);
+}
+
+// acc += part * scale for the registers FROM .. TO - 1; upper and lower: the scale of this thread's two rows.
+template <int FROM, int TO>
+DEVICE void promote(float (&acc)[HELD], const float (&part)[HELD], float upper, float lower) {
+#pragma unroll
+    for (int i = FROM; i < TO; i += 4) {
+        acc[i] = fmaf(part[i], upper, acc[i]);
+        acc[i + 1] = fmaf(part[i + 1], upper, acc[i + 1]);
+        acc[i + 2] = fmaf(part[i + 2], lower, acc[i + 2]);
+        acc[i + 3] = fmaf(part[i + 3], lower, acc[i + 3]);
+    }
+}
+
+DEVICE void release(Shared& s, int stage) {                             // this warp has read the stage: tell both CTAs
+    int lane = threadIdx.x & 31;
+    if (lane < 2) barrier_arrive(shared_address(&s.empty[stage]), lane);
+}
+
+DEVICE void wait_full(const Turn<STAGES>& turn, Shared& s) { barrier_wait(shared_address(&s.full[turn.index]), turn.phase); }
+
+// One K block whose stage has arrived. Whatever else there is to do (reading scales, waiting for the next stage) is done
+// while a product runs: what stands between two products of a warpgroup is only the scaling of the first.
+template <int STEPS, bool LAST>
+DEVICE void k_block(float (&acc)[PARTS][HELD], Turn<STAGES>& turn, uint32 data, Shared& s, const Tile& tile, int kb,
+                    int half, int row, bool both, bool straddles, int signal) {
+    float part[HELD];
+    int stage = turn.index;
+    uint32 at = data + stage * STAGE_BYTES;
+    uint64 a = tile_descriptor(at + half * (A_BYTES / 2)), b = tile_descriptor(at + A_BYTES);
+    start_product<STEPS>(part, a, b);
+    if (STAGGER && kb == 0 && signal) named_arrive(signal, 256);
+    float upper = s.a_scale[stage][row], lower = s.a_scale[stage][row + 8];
+    float left = tile.scale[0][kb], right = tile.scale[1][kb];
+    turn.next();
+    if (PARTS == 1) {                                                   // 192 columns: a block and a half, or a half and one
+        if (!LAST) wait_full(turn, s);
+        float middle = straddles ? right : left;
+        finish_product(part);
+        release(s, stage);
+        promote<0, 32>(acc[0], part, upper * left, lower * left);
+        promote<32, 64>(acc[0], part, upper * middle, lower * middle);
+        promote<64, HELD>(acc[0], part, upper * right, lower * right);
+    } else {
+        finish_product(part);
+        promote<0, HELD>(acc[0], part, upper * left, lower * left);
+        if (both) {
+            start_product<STEPS>(part, a, b + (B_BYTES / 2 >> 4));
+            if (!LAST) wait_full(turn, s);
+            finish_product(part);
+            release(s, stage);
+            promote<0, HELD>(acc[PARTS - 1], part, upper * right, lower * right);
+        } else {
+            release(s, stage);
+            if (!LAST) wait_full(turn, s);
+        }
+    }
+}
+
+// The second warpgroup lets the first have half a product's head start. Side by side they would multiply together and
+// then scale together; half a product apart, each scales while the other multiplies, and they stay so. Once per tile,
+// on one of two barriers in turn, because the first may be a tile ahead.
+DEVICE void follow(int name) {
+    if (!STAGGER) return;
+    named_sync(name, 256);
+    uint32 from = clock();
+    while (clock() - from < 2 * HELD * STAGGER) {}
+}
+
+// A warpgroup without a real row hands on the stages.
+DEVICE void skip(Turn<STAGES>& turn, Shared& s) {
+#pragma unroll 1
+    for (int kb = 0; kb < K_BLOCKS; ++kb, turn.next()) {
+        wait_full(turn, s);
+        release(s, turn.index);
+    }
+}
+
+DEVICE void start_accumulator(float (&acc)[HELD], const float* bias) {
+    const float2* at = (const float2*)(bias + 2 * (threadIdx.x & 3));
+#pragma unroll
+    for (int j = 0; j < HELD / 4; ++j) {
+        float2 b = at[4 * j];
+        acc[4 * j] = acc[4 * j + 2] = b.x;
+        acc[4 * j + 1] = acc[4 * j + 3] = b.y;
+    }
+}
+
+// Lane q of four holds word j of columns 8 j + 2 q; afterwards it holds the four words of columns 8 q .. 8 q + 7.
+DEVICE uint4 transpose_quad(uint32 w0, uint32 w1, uint32 w2, uint32 w3) {
+    int q = threadIdx.x & 3;
+    bool odd = q & 1, high = q & 2;
+    uint32 give0 = odd ? w0 : w1, give1 = odd ? w2 : w3;
+    uint32 got0 = __shfl_xor_sync(~0u, give0, 1), got1 = __shfl_xor_sync(~0u, give1, 1);
+    uint32 a0 = odd ? got0 : w0, a1 = odd ? w1 : got0, b0 = odd ? got1 : w2, b1 = odd ? w3 : got1;
+    uint32 send0 = high ? a0 : b0, send1 = high ? a1 : b1;
+    got0 = __shfl_xor_sync(~0u, send0, 2);
+    got1 = __shfl_xor_sync(~0u, send1, 2);
+    return high ? make_uint4(got0, got1, b0, b1) : make_uint4(a0, a1, got0, got1);
+}
+
+// WIDTH columns of two rows a thread, as bf16, 16 bytes at a time; only real rows and columns below N.
+DEVICE void store_bf16(const float (&acc)[HELD], uint16* out, int row, int real, int n0) {
+    int q = threadIdx.x & 3;
+#pragma unroll
+    for (int c = 0; c < WIDTH / 32; ++c) {                              // 32 columns
+        const float* x = acc + 16 * c;
+        uint4 upper = transpose_quad(pack_bf16(x[0], x[1]), pack_bf16(x[4], x[5]), pack_bf16(x[8], x[9]), pack_bf16(x[12], x[13]));
+        uint4 lower = transpose_quad(pack_bf16(x[2], x[3]), pack_bf16(x[6], x[7]), pack_bf16(x[10], x[11]), pack_bf16(x[14], x[15]));
+        int column = n0 + 32 * c + 8 * q;
+        if (column < N) {
+            if (row < real) *(uint4*)(out + (long long)row * N + column) = upper;
+            if (row + 8 < real) *(uint4*)(out + (long long)(row + 8) * N + column) = lower;
+        }
+    }
+}
+
+#if EPILOGUE == 1
+// h = g sigmoid(ALPHA g) (u + 1), g clamped from above, u on both sides; sigmoid(x) = (1 + tanh(x / 2)) / 2.
+DEVICE float swiglu(float gate, float up) {
+    float g = fminf(gate, LIMIT), u = fminf(fmaxf(up, -LIMIT), LIMIT);
+    float half = 0.5f * g, share = fmaf(half, fast_tanh(ALPHA * half), half);
+    return fmaf(share, u, share);
+}
+
+// The two halves of this thread's rows: h[2 j] is row `upper`, h[2 j + 1] row `lower`, column 4 j + lane % 4 of 64.
+DEVICE void activate(const float (&acc)[64], float (&h)[32], bool live, float& upper, float& lower) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        h[2 * j] = live ? swiglu(acc[4 * j], acc[4 * j + 1]) : 0.0f;
+        h[2 * j + 1] = live ? swiglu(acc[4 * j + 2], acc[4 * j + 3]) : 0.0f;
+        upper = fmaxf(upper, fabsf(h[2 * j]));
+        lower = fmaxf(lower, fabsf(h[2 * j + 1]));
+    }
+}
+
+DEVICE float over_quad(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+DEVICE void stage_e4m3(const float (&h)[32], int column, int row, float upper, float lower, uint32 buffer) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        uint16 two = pack_e4m3(h[2 * j] * upper, h[2 * j + 1] * lower);
+        int at = column + 4 * j, place = ((at >> 4) ^ (row & 7)) * 16 + (at & 15);   // rows `row` and `row + 8` swizzle alike
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer + row * 128 + place), "r"((uint32)two & 0xFF) : "memory");
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer + row * 128 + 1024 + place), "r"((uint32)two >> 8) : "memory");
+    }
+}
+
+DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool both, const TensorMap* out_map,
+                          float* out_scale, int out_scale_stride, uint32 staging, int half, int first, int row, int n_tile) {
+    float h0[32], h1[32], upper = 0.0f, lower = 0.0f;
+    activate(acc0, h0, true, upper, lower);
+    activate(acc1, h1, both, upper, lower);
+    upper = over_quad(upper);
+    lower = over_quad(lower);
+    float scale_upper = upper > 0.0f ? upper * (1.0f / 448.0f) : 1.0f, scale_lower = lower > 0.0f ? lower * (1.0f / 448.0f) : 1.0f;
+    float to_upper = 1.0f / scale_upper, to_lower = 1.0f / scale_lower;
+    bool leader = (threadIdx.x & 127) == 0;
+    int q = threadIdx.x & 3, mine = row - 64 * half;
+    staging += half * OUT_BYTES;
+    if (leader) tma_store_wait_read<0>();
+    named_sync(1 + half, 128);
+    stage_e4m3(h0, q, mine, to_upper, to_lower, staging);
+    stage_e4m3(h1, 64 + q, mine, to_upper, to_lower, staging);
+    async_fence();
+    named_sync(1 + half, 128);
+    if (leader) { tma_store(out_map, staging, n_tile * 128, first + 64 * half); tma_store_commit(); }
+    if (q == 0) {
+        float* at = out_scale + (long long)n_tile * out_scale_stride + first + row;
+        at[0] = scale_upper;
+        at[8] = scale_lower;
+    }
+}
+
+#endif
+
+// A warpgroup: 64 rows of every tile.
+DEVICE void consume(const TensorMap* out_map, uint16* out, float* out_scale, int out_scale_stride, uint32 data,
+                    uint32 staging, Shared& s, int half, int cluster, int clusters) {
+    int row = half * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4, total = s.items[EXPERTS];
+    Turn<STAGES> turn;
+    Turn<2> at;
+    for (int index = cluster; index < total; index += clusters, at.next()) {
+        const Tile& tile = s.tile[at.index];
+        barrier_wait(shared_address(&s.tile_full[at.index]), at.phase);
+        Item item = tile.item;
+        int n0 = item.n_tile * TILE_N;
+        bool both = n0 + 128 < N;
+        if (item.idle || item.real <= half * 64) {
+            skip(turn, s);
+            barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
+            continue;
+        }
+        float acc[PARTS][HELD];
+        start_accumulator(acc[0], tile.bias);
+        if (PARTS == 2) start_accumulator(acc[PARTS - 1], tile.bias + WIDTH);
+        bool straddles = n0 & 64;
+        wait_full(turn, s);
+        if (half == 1) follow(3 + at.index);
+        int signal = half == 0 && item.real > 64 ? 3 + at.index : 0;
+#pragma unroll 1
+        for (int kb = 0; kb < K_BLOCKS - 1; ++kb)
+            k_block<4, false>(acc, turn, data, s, tile, kb, half, row, both, straddles, signal);
+        k_block<LAST_STEPS, true>(acc, turn, data, s, tile, K_BLOCKS - 1, half, row, both, straddles, signal);
+        barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
+#if EPILOGUE == 0
+        uint16* first = out + (long long)item.row * N;
+        store_bf16(acc[0], first, row, item.real, n0);
+        if (PARTS == 2 && both) store_bf16(acc[PARTS - 1], first, row, item.real, n0 + WIDTH);
+#else
+        finish_swiglu(acc[0], acc[PARTS - 1], both, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
+#endif
+    }
+    if ((threadIdx.x & 127) == 0) tma_store_wait<0>();
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+             const __grid_constant__ TensorMap out_map, uint16* out, const float* sa, int sa_stride, const float* sb,
+             const float* bias, const int* counts, float* out_scale, int out_scale_stride) {
+    extern __shared__ uint8 raw[];
+    uint32 data = (shared_address(raw) + 1023) & ~1023u;                // swizzled tiles start at multiples of 1024
+    uint32 staging = data + STAGES * STAGE_BYTES;
+    Shared& s = *(Shared*)(raw + (staging + 2 * OUT_BYTES - shared_address(raw)));
+    int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2, warp = threadIdx.x / 32;
+
+    if (warp == 0) make_schedule(s, counts);
+    if (threadIdx.x == 32) {
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(shared_address(&s.full[i]), 1);
+            barrier_init(shared_address(&s.empty[i]), 16);              // eight warps of each CTA of the cluster
+        }
+        for (int i = 0; i < 2; ++i) {
+            barrier_init(shared_address(&s.tile_full[i]), 32);
+            barrier_init(shared_address(&s.tile_empty[i]), 256);
+        }
+        barrier_init_fence();
+    }
+    if (threadIdx.x == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); }
+    __syncthreads();
+    cluster_sync();
+
+    if (warp >= 8) {
+        registers_shrink<40>();
+        if (threadIdx.x == 256) produce(&a_map, &b_map, sa, sa_stride, data, s, counts, rank, cluster, clusters);
+        if (warp == 9) describe(sb, bias, s, counts, rank, cluster, clusters);
+    } else {
+        registers_grow<232>();
+        consume(&out_map, out, out_scale, out_scale_stride, data, staging, s, __shfl_sync(~0u, warp / 4, 0), cluster,
+                clusters);
+    }
+    __syncthreads();
+    cluster_sync();                                                     // nobody leaves while the other may still write here
+}

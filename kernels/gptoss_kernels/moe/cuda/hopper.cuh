@@ -1,0 +1,178 @@
+// The Hopper instructions the kernels here use, one thin function each: barriers in shared memory, the bulk tensor copy
+// engine (TMA) with multicast over a cluster, warpgroup products (wgmma) in e4m3, registers moved between warpgroups.
+// Self-contained (no CUDA headers), so that both nvcc and NVRTC compile it without an include path.
+#pragma once
+
+typedef unsigned char uint8;
+typedef unsigned short uint16;
+typedef unsigned int uint32;
+typedef unsigned long long uint64;
+
+struct alignas(64) TensorMap { uint8 opaque[128]; };            // filled by cuTensorMapEncodeTiled on the host
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE uint32 shared_address(const void* p) { return (uint32)__cvta_generic_to_shared(p); }
+
+DEVICE uint32 cluster_rank() { uint32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+
+DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+DEVICE void barrier_init(uint32 bar, uint32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void barrier_expect(uint32 bar, uint32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+DEVICE void barrier_arrive_here(uint32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+// Arrive at the barrier at the same place in CTA `rank` of the cluster. No cluster-wide release: what the barriers order
+// here is the copy engine's writes and the tensor core's reads, and a release would fence all of global memory each time.
+DEVICE void barrier_arrive(uint32 bar, uint32 rank) {
+    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar), "r"(rank) : "memory");
+}
+
+DEVICE void barrier_wait(uint32 bar, uint32 parity) {
+    asm volatile("{\n.reg .pred done;\nAGAIN:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+
+DEVICE void tma_prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64)map) : "memory");
+}
+
+DEVICE void tma_load(const TensorMap* map, uint32 to, uint32 bar, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+                 "[%2];" ::"r"(to), "l"((uint64)map), "r"(bar), "r"(x), "r"(y) : "memory");
+}
+
+// `bytes` contiguous bytes (a multiple of 16, aligned to 16) to shared memory.
+DEVICE void bulk_load(const void* from, uint32 to, uint32 bar, uint32 bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"((uint64)__cvta_generic_to_global(from)), "r"(bytes), "r"(bar) : "memory");
+}
+
+// A tensor load written to every CTA of `mask`, each CTA's own barrier told of its bytes.
+DEVICE void tma_load_multicast(const TensorMap* map, uint32 to, uint32 bar, int x, int y, uint16 mask) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"((uint64)map), "r"(bar), "r"(x), "r"(y), "h"(mask)
+                 : "memory");
+}
+
+DEVICE void tma_store(const TensorMap* map, uint32 from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"((uint64)map), "r"(from), "r"(x), "r"(y) : "memory");
+}
+
+DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Wait until at most N of this thread's stores still read shared memory.
+template <int COUNT> DEVICE void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(COUNT) : "memory");
+}
+
+template <int COUNT> DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(COUNT) : "memory"); }
+
+// Ordinary stores to shared memory become visible to the copy engine.
+DEVICE void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int COUNT> DEVICE void registers_grow() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> DEVICE void registers_shrink() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// Descriptor of a K-major tile whose rows are 128 bytes, swizzled by 128: 8 rows are one group of 1024 bytes.
+DEVICE uint64 tile_descriptor(uint32 address) {
+    return (uint64)((address & 0x3FFFF) >> 4) | (uint64)1 << 16 | (uint64)64 << 32 | (uint64)1 << 62;
+}
+
+// Keeps the compiler from moving uses of an accumulator to before the wait that makes it valid.
+template <int COUNT> DEVICE void pin(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int COUNT> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory"); }
+
+#define R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define R16(d, i) R4(d, i), R4(d, i + 4), R4(d, i + 8), R4(d, i + 12)
+
+#define W4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
+#define W16(d, i) W4(d, i), W4(d, i + 4), W4(d, i + 8), W4(d, i + 12)
+
+// d [64 x n] = or += a [64 x 32] . b [n x 32]^T, both operands in shared memory; n is 128 or 192.
+DEVICE void wgmma_first(float (&d)[64], uint64 a, uint64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
+        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
+        "%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1;\n}"
+        : W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48)
+        : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_add(float (&d)[64], uint64 a, uint64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
+        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
+        "%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1;\n}"
+        : R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
+        : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_first(float (&d)[96], uint64 a, uint64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
+        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
+        "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,"
+        "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, %96, %97, p, 1, 1;\n}"
+        : W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48), W16(d, 64), W16(d, 80)
+        : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_add(float (&d)[96], uint64 a, uint64 b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
+        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
+        "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,"
+        "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, %96, %97, p, 1, 1;\n}"
+        : R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48), R16(d, 64), R16(d, 80)
+        : "l"(a), "l"(b));
+}
+
+// Named barriers: `threads` threads in all, of which the arriving ones do not wait.
+DEVICE void named_arrive(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+DEVICE void named_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+
+DEVICE uint32 pack_bf16(float low, float high) {
+    uint32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+DEVICE uint16 pack_e4m3(float low, float high) {
+    uint16 r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+DEVICE float fast_tanh(float x) { float r; asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEVICE float fast_exp2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEVICE float fast_reciprocal(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }

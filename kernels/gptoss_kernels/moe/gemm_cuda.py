@@ -1,0 +1,108 @@
+"""The grouped GEMM of the `cuda` backend: own kernels for Hopper, bias in the accumulator, SwiGLU fused into the first.
+
+Why CUDA C++ and not Gluon: the kernel needs two CTAs that share one load (TMA multicast over a cluster), which Triton
+3.6's Gluon cannot express (its copy takes no multicast, its barriers do not reach another CTA), and 192 accumulator
+registers a thread beside their addresses without a spill; the measured Gluon form, without either, reached 84 to 95 %
+of DeepGEMM. The kernel itself is `cuda/grouped_gemm.cu`.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from gptoss_kernels.moe.cuda import driver
+from gptoss_kernels.quant.norm_quant import empty_scales
+
+TILE_M = 128
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def obstacle(device: torch.device | str | None = None, **needs: object) -> str | None:
+    """Why the CUDA kernels cannot run for these needs, or None."""
+    if device is None or torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return "it needs an NVIDIA GPU and tensors on it"
+    capability = torch.cuda.get_device_capability(torch.device(device))
+    if capability != (9, 0):
+        return f"it needs compute capability 9.0 (Hopper); this GPU has {capability[0]}.{capability[1]}"
+    for axis in ("hidden_size", "intermediate_size"):
+        size = needs.get(axis)
+        if size is not None and size % 32:
+            return f"it needs {axis} in multiples of 32; it is {size}"
+    return driver.compiler_obstacle()
+
+
+def gemm_defines(n: int, k: int, experts: int, *, swiglu: bool, bias: bool, alpha: float = 1.702,
+                 limit: float = 7.0) -> tuple[tuple[str, object], ...]:
+    """The compile-time constants of one specialisation of `grouped_gemm.cu`."""
+    return (("N", n), ("K", k), ("EXPERTS", experts), ("EPILOGUE", int(swiglu)), ("HAS_BIAS", int(bias)),
+            ("ALPHA", f"{float(alpha)!r}f"), ("LIMIT", f"{float(limit)!r}f"))
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    a_scale: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    counts: torch.Tensor,
+    *,
+    swiglu: bool = False,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """y[m] = bias[e] + a[m] . b[e]^T for every row m of expert e, rows of an expert aligned to 128.
+
+    a: [M, K] float8_e4m3fn, M a multiple of 128. a_scale: [M, ceil(K/128)] fp32, column-major (`empty_scales`).
+    b: [E, N, K] float8_e4m3fn. b_scale: [E, ceil(N/128), ceil(K/128)] fp32. bias: [E, N] fp32, or None.
+    counts: [E] int32, on the device. N and K multiples of 32.
+    Returns y [M, N] bf16; with `swiglu`, N's columns being gate and up in turn: h [M, N/2] float8_e4m3fn and its scale
+    [M, ceil(N/256)] fp32, column-major. Padding rows of the result hold anything.
+    """
+    check_operands(a, a_scale, b, b_scale, bias, counts)
+    m, k = a.shape
+    e, n, _ = b.shape
+    device = a.device.index or 0
+    kernel = driver.load("grouped_gemm.cu", "grouped_gemm", gemm_defines(
+        n, k, e, swiglu=swiglu, bias=bias is not None, alpha=alpha, limit=limit), device)
+    a_map = driver.tensor_map(a.data_ptr(), 1, m, k, 64, 128)
+    if swiglu:
+        out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
+        out_scale = empty_scales(m, n // 2, a.device)
+        out_map = driver.tensor_map(out.data_ptr(), 1, m, n // 2, 64, 128)
+    else:
+        out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device)
+        out_scale, out_map = a_scale, a_map                             # passed, never used
+    driver.launch(kernel, _multiprocessors(device) // 2 * 2, 384, [
+        a_map, driver.tensor_map(b.data_ptr(), 1, e * n, k, 128, 128), out_map, out, a_scale,
+        ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias, counts, out_scale,
+        ctypes.c_int(out_scale.stride(1))])
+    return (out, out_scale) if swiglu else out
+
+
+def check_operands(a, a_scale, b, b_scale, bias, counts) -> None:
+    """ValueError, one line, if the operands of a grouped GEMM do not fit together."""
+    m, k = a.shape
+    e, n, bk = b.shape
+    if bk != k or k % 32 or n % 32:
+        raise ValueError(f"grouped_gemm: a {[m, k]}, b {[e, n, bk]}; equal K and multiples of 32 are needed")
+    if m % TILE_M:
+        raise ValueError(f"grouped_gemm: a has {m} rows; a multiple of {TILE_M} is needed")
+    if a.dtype != torch.float8_e4m3fn or b.dtype != torch.float8_e4m3fn or not (a.is_contiguous() and b.is_contiguous()):
+        raise ValueError(f"grouped_gemm: a is {a.dtype} and b {b.dtype}; both contiguous float8_e4m3fn are needed")
+    groups = -(-k // 128)
+    if a_scale.shape != (m, groups) or a_scale.dtype != torch.float32 or a_scale.stride(0) != 1 or a_scale.stride(1) % 4:
+        raise ValueError(f"grouped_gemm: a_scale is {a_scale.dtype} {list(a_scale.shape)} with strides "
+                         f"{list(a_scale.stride())}; fp32 {[m, groups]}, column-major, is needed")
+    if b_scale.shape != (e, -(-n // 128), groups) or b_scale.dtype != torch.float32 or not b_scale.is_contiguous():
+        raise ValueError(f"grouped_gemm: b_scale is {b_scale.dtype} {list(b_scale.shape)}; contiguous fp32 "
+                         f"{[e, -(-n // 128), groups]} is needed")
+    if bias is not None and (bias.shape != (e, n) or bias.dtype != torch.float32 or not bias.is_contiguous()):
+        raise ValueError(f"grouped_gemm: bias is {bias.dtype} {list(bias.shape)}; contiguous fp32 {[e, n]} is needed")
+    if counts.shape != (e,) or counts.dtype != torch.int32:
+        raise ValueError(f"grouped_gemm: counts is {counts.dtype} {list(counts.shape)}; int32 {[e]} is needed")

@@ -1,0 +1,362 @@
+"""Routing in two launches: choose the experts, then place every (token, expert) row. No host synchronisation.
+
+First launch: RMSNorm, router logits with bias, top-k (equal logits: lowest expert id), softmax over the selected logits
+in registers, and how many rows each block of tokens sends to each expert. Second launch: a prefix sum over those counts
+gives every row its place: sorted by expert, inside an expert in token order, every expert starting at a multiple of
+`align`. No atomics, so the same input always gives the same order. Few tokens (decode) would leave most of the chip
+idle in the first launch, so there the logits are computed expert by expert in one launch and selected and placed by one
+program in the second.
+
+Another routing scheme is another `_weigh`: DeepSeek-style "softmax over all, then top-k" is the `SOFTMAX_BEFORE` line.
+
+Precision: the normalised row is rounded to the activations' dtype, as the model does; logits accumulate in fp32. What
+the reference rounds on the way is a switch: `logits_dtype` rounds the logits before the selection, `weight_dtype` the
+weights after the softmax. Lost: an fp64 form; the reference module has it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from gptoss_kernels.moe.layout import max_tiles
+from gptoss_kernels.quant.rounding import operand, to_dtype
+
+FEW_TOKENS = 128        # up to here the decode form of the two launches
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What routing decided, all on the device.
+
+    ids: [T, k] int32, by descending logit. weights: [T, k]. row_of: [T, k] int32, the row of the sorted buffer that
+    holds this token for this expert (the inverse map for the combine), -1 where the expert is not local. counts: [E]
+    int32, rows of each local expert. starts: [E] int32, its first row. tile_expert, tile_rows: [tiles] int32, local
+    expert of each tile of `align` rows (-1: nothing to do) and its real rows. token_of: [tiles * align] int32, token of
+    a row (-1: padding). row_expert: [tiles * align] int32, local expert of a row (-1: padding). rows: tiles * align.
+    """
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    row_of: torch.Tensor
+    counts: torch.Tensor
+    starts: torch.Tensor
+    tile_expert: torch.Tensor
+    tile_rows: torch.Tensor
+    token_of: torch.Tensor
+    row_expert: torch.Tensor
+    align: int
+
+    @property
+    def rows(self) -> int:
+        return self.row_expert.shape[0]
+
+
+@triton.jit
+def _inverse_rms(x_ptr, rows, valid, H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
+    total = tl.zeros((BLOCK_T,), dtype=tl.float32)
+    for h0 in range(0, H, BLOCK_H):
+        h = h0 + tl.arange(0, BLOCK_H)
+        x = tl.load(x_ptr + rows[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0)
+        x = x.to(tl.float32)
+        total += tl.sum(x * x, axis=1)
+    return 1.0 / tl.sqrt_rn(total / H + EPS)
+
+
+@triton.jit
+def _logits(x_ptr, gain_ptr, router_ptr, rows, valid, experts, E, H: tl.constexpr, NORM: tl.constexpr,
+            BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
+    """[BLOCK_T, BLOCK_E] fp32: the normalised rows, rounded to x's dtype, times the router's rows."""
+    scale = tl.full((BLOCK_T,), 1.0, dtype=tl.float32)
+    if NORM:
+        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, BLOCK_H, EPS)
+    acc = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
+    for h0 in range(0, H, BLOCK_H):
+        h = h0 + tl.arange(0, BLOCK_H)
+        x = tl.load(x_ptr + rows[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0)
+        w = tl.load(router_ptr + experts[None, :] * H + h[:, None], mask=(h < H)[:, None] & (experts < E)[None, :],
+                    other=0.0)
+        if NORM:
+            gain = tl.load(gain_ptr + h, mask=h < H, other=0.0).to(tl.float32)
+            x = to_dtype(x.to(tl.float32) * scale[:, None] * gain[None, :], x_ptr.dtype.element_ty)
+        acc = tl.dot(operand(x), operand(w), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _select(logits, experts, E, TOP: tl.constexpr, TOP_PAD: tl.constexpr, BLOCK_T: tl.constexpr,
+            BLOCK_E: tl.constexpr):
+    """Top-k of every row: values and ids [BLOCK_T, TOP_PAD] by descending logit, equal logits by ascending id."""
+    slot = tl.arange(0, TOP_PAD)[None, :]
+    left = tl.where((experts < E)[None, :], logits, -float("inf"))
+    values = tl.full((BLOCK_T, TOP_PAD), -float("inf"), dtype=tl.float32)
+    ids = tl.zeros((BLOCK_T, TOP_PAD), dtype=tl.int32)
+    taken = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.int1)
+    for k in tl.static_range(TOP):
+        top = tl.max(left, axis=1)
+        hit = (left == top[:, None]) & (experts < E)[None, :] & (taken == 0)
+        first = tl.min(tl.where(hit, experts[None, :], BLOCK_E), axis=1)
+        values = tl.where(slot == k, top[:, None], values)
+        ids = tl.where(slot == k, first[:, None], ids)
+        mine = experts[None, :] == first[:, None]
+        taken = taken | mine
+        left = tl.where(mine, -float("inf"), left)
+    return values, ids
+
+
+@triton.jit
+def _weigh(logits, values, experts, E, TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr):
+    """Weights of the selected experts. gpt-oss: softmax over the selected; SOFTMAX_BEFORE: over all, not renormalised."""
+    slot = tl.arange(0, TOP_PAD)[None, :]
+    top = tl.max(values, axis=1)
+    share = tl.where(slot < TOP, tl.exp(values - top[:, None]), 0.0)
+    total = tl.sum(share, axis=1)
+    if SOFTMAX_BEFORE:
+        total = tl.sum(tl.where((experts < E)[None, :], tl.exp(logits - top[:, None]), 0.0), axis=1)
+    return share / total[:, None]
+
+
+@triton.jit
+def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, block_counts_ptr, T, E, first_local,
+                   local_count, H: tl.constexpr, NORM: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+                   SOFTMAX_BEFORE: tl.constexpr, ROUND_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+                   BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
+    """Many tokens, first launch: one program chooses for BLOCK_T tokens and counts its rows per expert."""
+    rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    valid = rows < T
+    experts = tl.arange(0, BLOCK_E)
+    logits = _logits(x_ptr, gain_ptr, router_ptr, rows, valid, experts, E, H, NORM, BLOCK_T, BLOCK_E, BLOCK_H, EPS)
+    logits += tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)[None, :]
+    if ROUND_LOGITS:
+        logits = to_dtype(logits, tl.bfloat16).to(tl.float32)
+    values, ids = _select(logits, experts, E, TOP, TOP_PAD, BLOCK_T, BLOCK_E)
+    weights = _weigh(logits, values, experts, E, TOP, TOP_PAD, SOFTMAX_BEFORE)
+    slot = tl.arange(0, TOP_PAD)[None, :]
+    at = rows[:, None] * TOP + slot
+    keep = valid[:, None] & (slot < TOP)
+    tl.store(ids_ptr + at, ids, mask=keep)
+    tl.store(weights_ptr + at, to_dtype(weights, weights_ptr.dtype.element_ty), mask=keep)
+    counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
+    for k in tl.static_range(TOP):
+        chosen = tl.sum(tl.where(slot == k, ids, 0), axis=1) - first_local
+        counts += tl.sum(((chosen[:, None] == experts[None, :]) & valid[:, None]).to(tl.int32), axis=0)
+    counts = tl.where(experts < local_count, counts, 0)
+    tl.store(block_counts_ptr + tl.program_id(0) * BLOCK_E + experts, counts)
+
+
+@triton.jit
+def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl.constexpr, NORM: tl.constexpr,
+                   BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
+    """Few tokens, first launch: one program per block of tokens and block of experts writes fp32 logits."""
+    rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    valid = rows < T
+    experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    logits = _logits(x_ptr, gain_ptr, router_ptr, rows, valid, experts, E, H, NORM, BLOCK_T, BLOCK_E, BLOCK_H, EPS)
+    logits += tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)[None, :]
+    tl.store(logits_ptr + rows[:, None] * E + experts[None, :], logits, mask=valid[:, None] & (experts < E)[None, :])
+
+
+@triton.jit
+def _starts(counts, ALIGN: tl.constexpr):
+    aligned = (counts + ALIGN - 1) // ALIGN * ALIGN
+    return tl.cumsum(aligned, axis=0) - aligned
+
+
+@triton.jit
+def _describe(counts, starts, experts, counts_ptr, starts_ptr, tile_expert_ptr, tile_rows_ptr, row_expert_ptr,
+              token_of_ptr, local_count, tiles, ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr):
+    """Per-expert and per-tile tables; the programs share the tiles among them."""
+    if tl.program_id(0) == 0:
+        tl.store(counts_ptr + experts, counts, mask=experts < local_count)
+        tl.store(starts_ptr + experts, starts, mask=experts < local_count)
+    aligned = (counts + ALIGN - 1) // ALIGN * ALIGN
+    row = tl.arange(0, ALIGN)
+    for t0 in range(tl.program_id(0) * BLOCK_TILES, tiles, tl.num_programs(0) * BLOCK_TILES):
+        tile = t0 + tl.arange(0, BLOCK_TILES)
+        first = tile * ALIGN
+        owner = (first[:, None] >= starts[None, :]) & (first[:, None] < (starts + aligned)[None, :])
+        owned = tl.sum(owner.to(tl.int32), axis=1) > 0
+        expert = tl.sum(tl.where(owner, experts[None, :], 0), axis=1)
+        left = tl.sum(tl.where(owner, (starts + counts)[None, :] - first[:, None], 0), axis=1)
+        real = tl.minimum(left, ALIGN)
+        expert = tl.where(owned, expert, -1)
+        tl.store(tile_expert_ptr + tile, expert, mask=tile < tiles)
+        tl.store(tile_rows_ptr + tile, real, mask=tile < tiles)
+        owner_of_row = tl.where(row[None, :] < real[:, None], expert[:, None], -1)
+        at = first[:, None] + row[None, :]
+        tl.store(row_expert_ptr + at, owner_of_row, mask=(tile < tiles)[:, None])
+        tl.store(token_of_ptr + at, owner_of_row, mask=(tile < tiles)[:, None] & (owner_of_row < 0))
+
+
+@triton.jit
+def _place(ids, live, base, experts, token, slot_at, row_of_ptr, token_of_ptr, SLOTS: tl.constexpr):
+    """Row of each of SLOTS (token, expert) pairs: base[expert] + how many earlier pairs here chose the same expert."""
+    order = tl.arange(0, SLOTS)
+    same = (ids[:, None] == ids[None, :]) & (order[None, :] < order[:, None]) & live[None, :]
+    rank = tl.sum(same.to(tl.int32), axis=1)
+    begin = tl.sum(tl.where(ids[:, None] == experts[None, :], base[None, :], 0), axis=1)
+    row = begin + rank
+    tl.store(row_of_ptr + slot_at, tl.where(live, row, -1))
+    tl.store(token_of_ptr + row, token, mask=live)
+
+
+@triton.jit
+def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr, tile_expert_ptr,
+                  tile_rows_ptr, row_expert_ptr, T, blocks, first_local, local_count, tiles, TOP: tl.constexpr,
+                  BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, CHUNK: tl.constexpr,
+                  BLOCK_TILES: tl.constexpr, SLOTS: tl.constexpr):
+    """Many tokens, second launch: every program sums the counts of all blocks and of the blocks before its own."""
+    me = tl.program_id(0)
+    experts = tl.arange(0, BLOCK_E)
+    counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
+    before = tl.zeros((BLOCK_E,), dtype=tl.int32)
+    for b0 in range(0, blocks, CHUNK):
+        b = b0 + tl.arange(0, CHUNK)
+        part = tl.load(block_counts_ptr + b[:, None] * BLOCK_E + experts[None, :], mask=(b < blocks)[:, None], other=0)
+        counts += tl.sum(part, axis=0)
+        before += tl.sum(tl.where((b < me)[:, None], part, 0), axis=0)
+    starts = _starts(counts, ALIGN)
+    _describe(counts, starts, experts, counts_ptr, starts_ptr, tile_expert_ptr, tile_rows_ptr, row_expert_ptr,
+              token_of_ptr, local_count, tiles, ALIGN, BLOCK_TILES)
+    base = starts + before
+    for s0 in range(0, BLOCK_T * TOP, SLOTS):
+        slot = me * BLOCK_T * TOP + s0 + tl.arange(0, SLOTS)
+        inside = slot < T * TOP
+        ids = tl.load(ids_ptr + slot, mask=inside, other=-1) - first_local
+        live = inside & (ids >= 0) & (ids < local_count)
+        slot_at = tl.where(inside, slot, T * TOP)                       # one spare element swallows the overhang
+        _place(ids, live, base, experts, slot // TOP, slot_at, row_of_ptr, token_of_ptr, SLOTS)
+        base += tl.sum(((ids[:, None] == experts[None, :]) & live[:, None]).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _choose_and_place_kernel(logits_ptr, ids_ptr, weights_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr,
+                             tile_expert_ptr, tile_rows_ptr, row_expert_ptr, T, E, first_local, local_count, tiles,
+                             TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr,
+                             ROUND_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+                             ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr, SLOTS: tl.constexpr):
+    """Few tokens, second launch, one program: select, weigh, count, place."""
+    experts = tl.arange(0, BLOCK_E)
+    counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
+    slot = tl.arange(0, TOP_PAD)[None, :]
+    for t0 in range(0, T, BLOCK_T):
+        rows = t0 + tl.arange(0, BLOCK_T)
+        valid = rows < T
+        logits = tl.load(logits_ptr + rows[:, None] * E + experts[None, :],
+                         mask=valid[:, None] & (experts < E)[None, :], other=0.0)
+        if ROUND_LOGITS:
+            logits = to_dtype(logits, tl.bfloat16).to(tl.float32)
+        values, ids = _select(logits, experts, E, TOP, TOP_PAD, BLOCK_T, BLOCK_E)
+        weights = _weigh(logits, values, experts, E, TOP, TOP_PAD, SOFTMAX_BEFORE)
+        at = rows[:, None] * TOP + slot
+        keep = valid[:, None] & (slot < TOP)
+        tl.store(ids_ptr + at, ids, mask=keep)
+        tl.store(weights_ptr + at, to_dtype(weights, weights_ptr.dtype.element_ty), mask=keep)
+        for k in tl.static_range(TOP):
+            chosen = tl.sum(tl.where(slot == k, ids, 0), axis=1) - first_local
+            counts += tl.sum(((chosen[:, None] == experts[None, :]) & valid[:, None]).to(tl.int32), axis=0)
+    tl.debug_barrier()                                                  # the ids are read back below, by other threads
+    counts = tl.where(experts < local_count, counts, 0)
+    starts = _starts(counts, ALIGN)
+    _describe(counts, starts, experts, counts_ptr, starts_ptr, tile_expert_ptr, tile_rows_ptr, row_expert_ptr,
+              token_of_ptr, local_count, tiles, ALIGN, BLOCK_TILES)
+    base = starts
+    for s0 in range(0, T * TOP, SLOTS):
+        s = s0 + tl.arange(0, SLOTS)
+        inside = s < T * TOP
+        ids = tl.load(ids_ptr + s, mask=inside, other=-1) - first_local
+        live = inside & (ids >= 0) & (ids < local_count)
+        _place(ids, live, base, experts, s // TOP, tl.where(inside, s, T * TOP), row_of_ptr, token_of_ptr, SLOTS)
+        base += tl.sum(((ids[:, None] == experts[None, :]) & live[:, None]).to(tl.int32), axis=0)
+
+
+def route(
+    x: torch.Tensor,
+    router_weight: torch.Tensor,
+    router_bias: torch.Tensor,
+    *,
+    experts_per_token: int = 4,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-5,
+    softmax: str = "after",
+    logits_dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype = torch.float32,
+    align: int = 128,
+    local_experts: tuple[int, int] | None = None,
+) -> Routing:
+    """Choose experts for every token and lay out their rows.
+
+    x: [T, H] bf16 or fp32, contiguous: the residual stream if `norm_weight` [H] is given (RMSNorm happens here), else
+    already normalised. router_weight: [E, H] in x's dtype. router_bias: [E]. softmax: "after" the selection (gpt-oss) or "before" it
+    (over all experts, not renormalised). logits_dtype, weight_dtype: fp32 or bf16, what the logits and the weights are
+    rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held here (expert
+    parallelism); rows of others get no place. Raises ValueError on shapes or settings that do not fit.
+    """
+    _check_route(x, router_weight, router_bias, norm_weight, experts_per_token, softmax, logits_dtype, weight_dtype,
+                 align)
+    t, h = x.shape
+    e = router_weight.shape[0]
+    first, last = (0, e) if local_experts is None else local_experts
+    if not 0 <= first <= last <= e:
+        raise ValueError(f"route: local experts [{first}, {last}) of {e}; a range inside [0, {e}) is needed")
+    tiles = max(1, max_tiles(t, experts_per_token, max(1, last - first), align))
+    i32 = {"dtype": torch.int32, "device": x.device}
+    ids = torch.empty(t, experts_per_token, **i32)
+    weights = torch.empty(t, experts_per_token, dtype=weight_dtype, device=x.device)
+    row_of = torch.empty(t * experts_per_token + 1, **i32)              # one spare element, see _place_kernel
+    counts, starts = torch.empty(2, last - first, **i32).unbind(0)
+    tile_expert, tile_rows = torch.empty(2, tiles, **i32).unbind(0)
+    token_of, row_expert = torch.empty(2, tiles * align, **i32).unbind(0)
+    tables = (counts, starts, tile_expert, tile_rows, row_expert)
+    block_e = max(16, triton.next_power_of_2(e))
+    shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8}
+    choice = {"TOP_PAD": triton.next_power_of_2(experts_per_token), "SOFTMAX_BEFORE": softmax == "before",
+              "ROUND_LOGITS": logits_dtype == torch.bfloat16}
+    norm = {"H": h, "NORM": norm_weight is not None, "EPS": norm_eps}
+    gain = router_bias if norm_weight is None else norm_weight          # a pointer that is never read without NORM
+    local = (first, last - first)
+    if t <= FEW_TOKENS:
+        logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
+        _logits_kernel[(triton.cdiv(t, 16), triton.cdiv(e, 16))](
+            x, gain, router_weight, router_bias, logits, t, e, **norm, BLOCK_T=16, BLOCK_E=16,
+            BLOCK_H=min(512, triton.next_power_of_2(h)), num_warps=4)
+        _choose_and_place_kernel[(1,)](
+            logits, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice,
+            BLOCK_T=16 if t <= 16 else 32, SLOTS=64 if t <= 16 else 128, num_warps=8)
+    else:
+        block_t = 64
+        blocks = triton.cdiv(t, block_t)
+        block_counts = torch.empty(blocks, block_e, **i32)
+        _choose_kernel[(blocks,)](
+            x, gain, router_weight, router_bias, ids, weights, block_counts, t, e, *local, **norm, **choice,
+            TOP=experts_per_token, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=64, num_warps=4, num_stages=4)
+        _place_kernel[(blocks,)](
+            ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
+            SLOTS=64, num_warps=4)
+    return Routing(ids, weights, row_of[:-1].view(t, experts_per_token), counts, starts, tile_expert, tile_rows,
+                   token_of, row_expert, align)
+
+
+def _check_route(x, router_weight, router_bias, norm_weight, top, softmax, logits_dtype, weight_dtype, align) -> None:
+    if x.dim() != 2 or x.shape[0] == 0 or not x.is_contiguous():
+        raise ValueError(f"route: x has shape {list(x.shape)}, contiguous {x.is_contiguous()}; [T, H] contiguous with "
+                         "at least one row is needed")
+    e, h = router_weight.shape
+    if router_weight.dtype != x.dtype:
+        raise ValueError(f"route: x is {x.dtype} and the router's weight {router_weight.dtype}; one dtype is needed")
+    if h != x.shape[1] or router_bias.shape != (e,):
+        raise ValueError(f"route: router weight {[e, h]} and bias {list(router_bias.shape)} for rows of {x.shape[1]}; "
+                         f"[E, {x.shape[1]}] and [E] are needed")
+    if norm_weight is not None and norm_weight.shape != (h,):
+        raise ValueError(f"route: norm weight has shape {list(norm_weight.shape)}; [{h}] is needed")
+    if not 0 < top <= e:
+        raise ValueError(f"route: {top} experts per token of {e}; between 1 and that")
+    if softmax not in ("after", "before"):
+        raise ValueError(f"route: softmax is {softmax!r}; 'after' or 'before' the selection")
+    for name, dtype in (("logits_dtype", logits_dtype), ("weight_dtype", weight_dtype)):
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"route: {name} is {dtype}; torch.float32 or torch.bfloat16")
+    if align < 1 or align & (align - 1):
+        raise ValueError(f"route: rows are aligned to {align}; a power of two is needed")

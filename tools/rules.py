@@ -15,6 +15,7 @@ from tools.notebooks import PLOTLY, code_cells, headline
 Notebook = nbformat.NotebookNode
 WIDGET = "application/vnd.jupyter.widget-view+json"
 MOST_LINES = 25
+MOST_WIDTH = 100     # characters of a line that a page shows without cutting it off
 _LOCAL = re.compile(r"(?<![\w.:/])/(?:home|root|work|Users|tmp|mnt|opt|var|usr|srv|data|workspace)/\w|\b[A-Z]:\\\\?\w")
 _BAR = re.compile(r"\r|\d+%\|")
 _WIDGET_NAME = re.compile(r"^\w*\(children=|^\w+\(.*\)$", re.DOTALL)
@@ -113,6 +114,9 @@ def short_cells(notebook: Notebook) -> Iterator[str]:
         lines = len(cell.source.splitlines())
         if lines > MOST_LINES:
             yield f"code cell {number} has {lines} lines; at most {MOST_LINES} are expected"
+        widest = max((len(line) for line in cell.source.splitlines()), default=0)
+        if widest > MOST_WIDTH:
+            yield f"code cell {number} has a line of {widest} characters; at most {MOST_WIDTH} are expected"
 
 
 def no_definitions(notebook: Notebook) -> Iterator[str]:
@@ -139,6 +143,8 @@ def lesson(notebook: Notebook) -> Iterator[str]:
     checks = [c for c in code_cells(notebook) if "exercise" in c.metadata.get("tags", []) and "assert" in c.source]
     if folds != 3 or len(checks) != 3:
         yield f"{folds} folded answers and {len(checks)} cells that check them; three of each are expected"
+    if any("\n\n" in fold for fold in re.findall(r"<details>.*?</details>", text, re.DOTALL)):
+        yield "a folded answer has an empty line in it, where HTML pages end the fold; write it as one block"
     if not headline(notebook):
         yield "no cell tagged 'headline' prints the notebook's result"
 

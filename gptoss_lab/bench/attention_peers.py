@@ -30,14 +30,15 @@ def peers(case: Any, given: Any) -> dict[str, tuple[Callable[[], Any], torch.Ten
 
 
 def peer_of(name: str, readings: Mapping[str, Any]) -> str | None:
-    """The run a row is set beside: a kernel with sinks beside the ready-made variant, else beside itself without sinks."""
-    if name.endswith((STOCK, PLAIN)):
+    """The run a row is set beside: in prefill FlashInfer's ready-made variant; in decode XQA, and XQA beside itself bare."""
+    if name.endswith(STOCK):
         return None
+    if name.endswith(PLAIN):
+        with_sinks = name.removesuffix(f" {PLAIN}")
+        return with_sinks if with_sinks in readings else None
     kernel = name.removeprefix("auto (").removesuffix(")")
-    for peer in (f"{kernel} {STOCK}", f"{kernel} {PLAIN}"):
-        if peer in readings:
-            return peer
-    return None
+    wanted = (f"{kernel} {STOCK}", f"flashinfer-fa3 {STOCK}", f"flashinfer-fa2 {STOCK}", "xqa", f"{kernel} {PLAIN}")
+    return next((peer for peer in wanted if peer in readings and peer != kernel), None)
 
 
 def _wrapper(case: Any, template: str, **jit: Any) -> Any:
@@ -61,7 +62,7 @@ def _plan(case: Any, given: Any, wrapper: Any) -> None:
 
 
 def _tensors(case: Any, given: Any) -> tuple[Any, ...]:
-    return (given.q, *given.keys) if case.form == "prefill" else (given.q, given.keys)
+    return (given.q, *given.keys) if case.form == "prefill" else (given.q, tuple(given.keys))
 
 
 def _stock(case: Any, given: Any, template: str) -> Callable[[], Any]:

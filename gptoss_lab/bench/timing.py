@@ -6,6 +6,7 @@ compared only if they ran in turn, within the same second.
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -13,16 +14,22 @@ import torch
 L2_FLUSH_BYTES = 2**28
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], repetitions: int, warm_up: int = 2) -> dict[str, list[float]]:
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], repetitions: int, warm_seconds: float = 0.15
+) -> dict[str, list[float]]:
     """Seconds of each of `runs`, `repetitions` readings apiece, taken in turn.
 
     Each reading is one call between two CUDA events, after a write of 256 MB that empties the 60 MB L2 and keeps the GPU
-    busy while Python prepares the call.
+    busy while Python prepares the call. Before the first reading all of them run in turn for `warm_seconds`, since a GPU
+    that was idle a moment ago has not raised its clocks yet.
     """
-    for run in runs.values():
-        for _ in range(warm_up):
-            run()
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < warm_seconds:
+        for run in runs.values():
+            flush.zero_()
+            run()
+        torch.cuda.synchronize()
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
     for _ in range(repetitions):
         for name, run in runs.items():

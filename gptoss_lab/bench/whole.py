@@ -53,7 +53,9 @@ def _converted(source: Path, target: Path, device: str) -> dict[str, Any]:
     return dict(convert(source, target, device=device).totals)
 
 
-def _measured(suite: str, case: str, config: ModelConfig, device: str, action: Callable[[], dict[str, Any]]) -> list[Row]:
+def _measured(
+    suite: str, case: str, config: ModelConfig, device: str, action: Callable[[], dict[str, Any]]
+) -> list[Row]:
     """Seconds, peak host bytes above start and peak device bytes of one action; what it returns becomes conditions."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -68,14 +70,16 @@ def _measured(suite: str, case: str, config: ModelConfig, device: str, action: C
                  statistic="single", model=config.name),
     ]
     if device == "cuda":
-        rows.append(make_row(suite, f"{case}, peak device memory", backend, "bytes", [torch.cuda.max_memory_allocated()],
-                             "bytes", statistic="single", model=config.name))
+        peak_bytes = torch.cuda.max_memory_allocated()
+        rows.append(make_row(suite, f"{case}, peak device memory", backend, "bytes", [peak_bytes], "bytes",
+                             statistic="single", model=config.name))
     return rows
 
 
 def _forward(model: Transformer, count: int, device: str) -> list[Row]:
     """The plain forward of one random prompt: first call apart from two more; NaN or a row of equal logits is an error."""
-    name, case, conditions = model.config.name, "plain forward, FP8 experts decoded as used", {"batch": 1, "tokens": count}
+    name, case = model.config.name, "plain forward, FP8 experts decoded as used"
+    conditions = {"batch": 1, "tokens": count}
     ids = torch.randint(0, model.config.vocab_size, (count,), device=device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -83,7 +87,8 @@ def _forward(model: Transformer, count: int, device: str) -> list[Row]:
     try:
         for _ in range(3):
             begin = time.perf_counter()
-            logits = model(ids)
+            with torch.inference_mode():
+                logits = model(ids)
             checked = bool(torch.isfinite(logits).all()) and float(logits.std()) > 0
             times.append(time.perf_counter() - begin)
             if not checked:
@@ -118,7 +123,8 @@ def main() -> None:
         config = config.with_layers(given.layers)
     rows = bench(config, given.folder, given.device, tuple(given.tokens))
     for row in rows:
-        print(f"{row['suite']:<8} {row['case']:<60} {row['value']:>15,.3f} {row['unit']}  {row['conditions']}")
+        value = "failed" if row["value"] is None else f"{row['value']:,.3f} {row['unit']}"
+        print(f"{row['suite']:<8} {row['case']:<64} {value:>24}  {row['conditions']}")
     if given.out is not None:
         write_rows(given.out, rows)
 

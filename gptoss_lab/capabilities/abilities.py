@@ -1,4 +1,4 @@
-"""What of the suite can run on a machine, and what stands in the way of the rest: one line each, naming what is missing."""
+"""What of the suite can run on a machine, and what stands in the way of the rest: one line each."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -32,7 +32,8 @@ def _no_torch(machine: Machine) -> str | None:
 def _no_triton(machine: Machine) -> str | None:
     if "triton" in machine.packages:
         return _no_torch(machine)
-    return "triton is not installed" + ("" if machine.system == "Linux" else f"; it is not published for {machine.system}")
+    elsewhere = "" if machine.system == "Linux" else f"; it is not published for {machine.system}"
+    return f"triton is not installed{elsewhere}"
 
 
 def _no_gpu(machine: Machine) -> str | None:
@@ -50,7 +51,7 @@ def _no_gpu(machine: Machine) -> str | None:
 
 
 def _no_sm(machine: Machine, accepts: str, reason: str) -> str | None:
-    """Why no GPU here has a capability that `accepts` names: "8.0+" (at least), "9.0" (exactly), or several with commas."""
+    """Why no GPU here has a capability of `accepts`: "8.0+" (at least), "9.0" (exactly), or several with commas."""
     if missing := _no_gpu(machine):
         return missing
     if any(_accepted(gpu.capability, choice) for gpu in machine.gpus for choice in accepts.split(",")):
@@ -69,11 +70,13 @@ def _no_gpu_triton(machine: Machine) -> str | None:
 
 
 def _no_fp8(machine: Machine) -> str | None:
-    return _no_sm(machine, "8.9+", "FP8 tensor cores came with 8.9 (Ada) and 9.0 (Hopper); weights are decoded to bf16 instead")
+    reason = "FP8 tensor cores came with 8.9 (Ada) and 9.0 (Hopper); weights are decoded to bf16 instead"
+    return _no_sm(machine, "8.9+", reason)
 
 
 def _no_hopper(machine: Machine) -> str | None:
-    return _no_sm(machine, "9.0", "these kernels use wgmma, an instruction of 9.0 (Hopper) alone") or _no_triton(machine)
+    reason = "these kernels use wgmma, an instruction of 9.0 (Hopper) alone"
+    return _no_sm(machine, "9.0", reason) or _no_triton(machine)
 
 
 def _no_flashinfer(machine: Machine) -> str | None:

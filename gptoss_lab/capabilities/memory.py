@@ -80,7 +80,7 @@ def _in(config: ModelConfig, form: str, place: str, have: int, note: str) -> Fit
     need = weights + RESERVE[place]
     fit = need <= have
     short = f"{(need - have) / GB:.1f} GB are missing"
-    return Fit(config.name, form, place, weights, need, have, fit, note if fit else short)
+    return Fit(config.name, form, f"{place} ({have / GB:.1f} GB)", weights, need, have, fit, note if fit else short)
 
 
 def _on_gpu(config: ModelConfig, form: str, gpu: Gpu, count: int) -> Fit:

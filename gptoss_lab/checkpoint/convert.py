@@ -1,11 +1,13 @@
 """Convert a checkpoint to FP8, to bf16, or (back) to MXFP4 in the Hugging Face layout.
 
-Streams: one file per layer, one expert at a time, several experts at once on several cores; memory does not grow with layers. Every tensor of
-the target is planned from its manifest and every row of the source must be read exactly once, or nothing is published. The default, MXFP4 to FP8
-with power-of-two scales, changes no value of a block whose exponents spread over at most 14 and says of every other block whether it did.
+Streams: one file per layer, one expert at a time, several experts at once on several cores; memory does not grow with
+layers. Every tensor of the target is planned from its manifest and every row of the source must be read exactly once,
+or nothing is published. The default, MXFP4 to FP8 with power-of-two scales, changes no value of a block whose
+exponents spread over at most 14 and says of every other block whether it did.
 
-Written beside the weights: `config.json`, the index, and `manifest.json`: one row per tensor with where it came from, the rule, exactness or
-measured error and sha256, and the totals. What is lost: nothing by the default; what amax scales, `attention_fp8` and bf16 -> MXFP4 cost is measured.
+Written beside the weights: `config.json`, the index, and `manifest.json`: one row per tensor with where it came from,
+the rule, exactness or measured error and sha256, and the totals. What is lost: nothing by the default; what amax
+scales, `attention_fp8` and bf16 -> MXFP4 cost is measured.
 """
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _LAYOUTS = {"fp8": "fp8", "bf16": "bf16", "mxfp4": "hf"}
 
 @dataclass(frozen=True)
 class Conversion:
-    """A finished conversion. path: the new folder. rows, totals: as in its manifest.json. reused: files kept from a killed run."""
+    """A finished conversion. path: the new folder. rows, totals: as in its manifest.json. reused: files kept from a
+    killed run.
+    """
 
     path: Path
     rows: list[dict[str, Any]]
@@ -48,13 +52,15 @@ def convert(
 ) -> Conversion:
     """Convert the checkpoint at `source` into a new folder `target`.
 
-    to: "fp8" (experts e4m3 in 128x128 blocks), "bf16" or "mxfp4". scales: of FP8, "pow2" (2^(e_max - 6), exact where it can be) or "amax"
-    (amax / 448). attention_fp8: q, k, v and o weights in FP8 too (rounds). exact: refuse, naming the blocks, as soon as a value was really
-    rounded. experts_order: of bf16, "out_in" ([E, out, in]) or "in_out" ([E, in, out], as transformers holds them). device: where values
-    are converted; the result does not depend on it. progress(bytes written, bytes in all, tensor). workers: threads, default one per core.
+    to: "fp8" (experts e4m3 in 128x128 blocks), "bf16" or "mxfp4". scales: of FP8, "pow2" (2^(e_max - 6), exact where
+    it can be) or "amax" (amax / 448). attention_fp8: q, k, v and o weights in FP8 too (rounds). exact: refuse, naming
+    the blocks, as soon as a value was really rounded. experts_order: of bf16, "out_in" ([E, out, in]) or "in_out"
+    ([E, in, out], as transformers holds them). device: where values are converted; the result does not depend on it.
+    progress(bytes written, bytes in all, tensor). workers: threads, default one per core.
 
-    CheckpointError: a source that is not whole, a target that exists, no space, a full or failing disk, a scale byte 255, options that do not fit
-    together. A killed run leaves `<target>.partial`, which does not load; the same call again finishes it.
+    CheckpointError: a source that is not whole, a target that exists, no space, a full or failing disk, a scale byte
+    255, options that do not fit together. A killed run leaves `<target>.partial`, which does not load; the same call
+    again finishes it.
     """
     checkpoint, aim = open_checkpoint(source), _target(to, scales, attention_fp8, experts_order)
     _refuse_same_form(checkpoint, aim)
@@ -120,8 +126,9 @@ class _Job:
                     self.meter.add(data.nbytes, tensor)
                 reads += task.reads(self.source, piece)
             sums = writer.close()
-        rows = [_row(self.source, task, spec, name, reports.get(task.name), sums) for task in tasks for spec in task.specs]
-        record = {"rows": rows, "reads": _merge(reads)}
+        record = {"rows": [
+            _row(self.source, task, spec, name, reports.get(task.name), sums) for task in tasks for spec in task.specs
+        ], "reads": _merge(reads)}
         self.space.finish(name, record)
         return record
 
@@ -158,7 +165,7 @@ def _target(to: str, scales: str, attention_fp8: bool, experts_order: str) -> Ta
 def _refuse_same_form(source: Checkpoint, target: Target) -> None:
     if source.layout == target.layout and (source.layout != "bf16" or source.experts_order == target.experts_order):
         order = f" with experts {source.experts_order}" if source.layout == "bf16" else ""
-        raise CheckpointError(f"{source.path} is in the {source.layout} layout{order} already; there is nothing to convert")
+        raise CheckpointError(f"{source.path} is in the {source.layout} layout{order} already; nothing to convert")
 
 
 def _name_files(groups: list[list[Task]]) -> dict[str, list[Task]]:
@@ -182,7 +189,9 @@ def _fingerprint(source: Checkpoint) -> list[Any]:
 def _row(
     source: Checkpoint, task: Task, spec: TensorSpec, file: str, report: Report | None, sums: dict[str, str]
 ) -> dict[str, Any]:
-    """One row of the manifest: a target tensor and where it came from. A weight's statistics stand in its first tensor's row."""
+    """One row of the manifest: a target tensor and where it came from. A weight's statistics stand in its first
+    tensor's row.
+    """
     origins = []
     for name in task.sources:
         on_disk, start, stop = place(source, name, 0)
@@ -244,7 +253,9 @@ def _config(source: Checkpoint, target: Target) -> dict[str, Any]:
     released = config.pop("quantization_config")
     config["dtype"] = "bfloat16"
     if target.layout == "fp8":
-        kept = [name for name in released["modules_to_not_convert"] if not (target.attention_fp8 and "self_attn" in name)]
+        kept = released["modules_to_not_convert"]
+        if target.attention_fp8:
+            kept = [name for name in kept if "self_attn" not in name]
         config["quantization_config"] = {
             "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic",
             "scale_fmt": "ue8m0" if target.scales == "pow2" else "float32", "modules_to_not_convert": kept,

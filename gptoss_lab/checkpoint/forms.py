@@ -1,8 +1,8 @@
 """One stored weight into another form: the parts to write, and what it did to the values.
 
 A part is named by what is put behind the weight's name in the file: `_blocks` and `_scales` for MXFP4, `.weight` and
-`.weight_scale_inv` for FP8, `.weight` (or nothing, for experts in the order in_out) for bf16. Values go through fp32 only where they
-must be rounded, a strip of rows at a time.
+`.weight_scale_inv` for FP8, `.weight` (or nothing, for experts in the order in_out) for bf16. Values go through fp32
+only where they must be rounded, a strip of rows at a time.
 """
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _STRIP = fp8.BLOCK          # rows that go through fp32 at a time
 
 
 def to_fp8(stored: Stored, scales: str, where: str) -> tuple[Parts, Report]:
-    """FP8 blocks. MXFP4 with "pow2" scales goes by table and is proven exact per block; anything else is rounded and measured."""
+    """FP8 blocks. MXFP4 with "pow2" scales goes by table and is proven exact per block; anything else is rounded and
+    measured.
+    """
     if isinstance(stored, Mxfp4) and scales == "pow2":
         weight, scale_inv, report = fp8.from_mxfp4(stored.blocks, stored.scales, where)
     elif isinstance(stored, Fp8):
@@ -44,7 +46,9 @@ def to_bf16(stored: Stored, order: str, suffix: str, where: str) -> tuple[Parts,
 
 
 def to_mxfp4(stored: Stored, where: str) -> tuple[Parts, Report]:
-    """MXFP4. From FP8 or bf16 that came from MXFP4 the values come back exactly, the bytes if the encoding was canonical."""
+    """MXFP4. From FP8 or bf16 that came from MXFP4 the values come back exactly, the bytes if the encoding was
+    canonical.
+    """
     if isinstance(stored, Mxfp4):
         raise CheckpointError(f"{where} is MXFP4 already")
     report = RoundingReport()

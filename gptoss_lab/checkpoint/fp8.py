@@ -1,15 +1,18 @@
 """FP8 weights: e4m3 values with one fp32 scale per 128x128 block, made from MXFP4 without rounding.
 
-From MXFP4 the scale of a block is 2^(e_max - 6), e_max the largest exponent of a group that is not all zeros. Every value whose
-group lies within 14 exponents of e_max then is an e4m3 value, and conversion is a look-up on bytes (`fp8_table`): no float in between,
-the same on every device. A block counts as exact when each of its codes landed on its value; wider blocks are looked at code by code,
-since a code of 4 or a zero survives where 0.5 does not. `exact_blocks` proves the same independently, by decoding both sides.
+From MXFP4 the scale of a block is 2^(e_max - 6), e_max the largest exponent of a group that is not all zeros. Every
+value whose group lies within 14 exponents of e_max then is an e4m3 value, and conversion is a look-up on bytes
+(`fp8_table`): no float in between, the same on every device. A block counts as exact when each of its codes landed on
+its value; wider blocks are looked at code by code, since a code of 4 or a zero survives where 0.5 does not.
+`exact_blocks` proves the same independently, by decoding both sides.
 
-From floats (attention weights, or any weight with the usual amax / 448 scales) values are rounded to nearest, and the error is measured.
-The last block of 2880 is 64 wide: its amax sees no padding, and it has a scale like any other (2880 rows have 23 scale rows).
+From floats (attention weights, or any weight with the usual amax / 448 scales) values are rounded to nearest, and the
+error is measured. The last block of 2880 is 64 wide: its amax sees no padding, and it has a scale like any other
+(2880 rows have 23 scale rows).
 """
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -66,8 +69,9 @@ def quantise(
 ) -> tuple[torch.Tensor, torch.Tensor, RoundingReport]:
     """FP8 blocks of floats, nearest value, ties to even, with the measured error.
 
-    values: [..., N, K] float, finite. scales: "amax" (block amax / 448) or "pow2" (the smallest power of two that keeps the block
-    within 448). An all-zero block has the scale 1. Returns weight, scale_inv as `from_mxfp4`, and the report.
+    values: [..., N, K] float, finite. scales: "amax" (block amax / 448) or "pow2" (the smallest power of two that
+    keeps the block within 448). An all-zero block has the scale 1. Returns weight, scale_inv as `from_mxfp4`, and the
+    report.
     """
     if scales not in SCALES:
         raise CheckpointError(f"no FP8 scales {scales!r}; one of {', '.join(SCALES)} is expected")
@@ -117,8 +121,8 @@ def exact_blocks(
 ) -> torch.Tensor:
     """Prove a conversion on its bytes: decode both sides to fp32 and compare the bits, block by block.
 
-    Arguments as `from_mxfp4` takes and gives them, without leading axes or with equal ones. Returns bool [..., ceil(N / 128), ceil(K / 128)].
-    Independent of the conversion's table, and several times as much work as the conversion.
+    Arguments as `from_mxfp4` takes and gives them, without leading axes or with equal ones. Returns bool [..., ceil(N
+    / 128), ceil(K / 128)]. Independent of the conversion's table, and several times as much work as the conversion.
     """
     before = mxfp4.decode(blocks, scales).view(torch.int32)
     after = dequantise(weight, scale_inv).view(torch.int32)
@@ -141,7 +145,8 @@ def _strip(code: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> tuple[
     top = _per_block(torch.where(used, exponent, -1), -1).amax(dim=(1, 3))
     low = _per_block(torch.where(used, exponent, 256), 256).amin(dim=(1, 3))
     below = (_per_group(top, rows, groups) - exponent).clamp_(0, LAST)                      # [n, G]
-    lookup(four_codes(code.device), below.view(-1), code.view(torch.int16).view(-1, 8), out.view(torch.int32).view(-1, 8))
+    sixteen_bits, four_values = code.view(torch.int16).view(-1, 8), out.view(torch.int32).view(-1, 8)
+    lookup(four_codes(code.device), below.view(-1), sixteen_bits, four_values)
     return top, torch.where(top >= 0, top - low, torch.zeros_like(top))
 
 
@@ -173,14 +178,22 @@ def _report(
 
 
 def _changes(code: torch.Tensor, exponent: torch.Tensor, top: torch.Tensor) -> tuple[int, float]:
-    """(codes that did not land on their value, largest error of a weight) of one block; code [n, g, 16], exponent [n, g]."""
+    """(codes that did not land on their value, largest error of a weight) of one block; code [n, g, 16], exponent [n,
+    g].
+    """
     nibbles = torch.stack([code & 15, code >> 4], dim=-1).flatten(-2).long()                # [n, g, 32]
     below = (top - exponent).clamp(0, LAST)[..., None].long()
-    result = torch.tensor(code_bytes(), dtype=torch.uint8, device=code.device).view(torch.float8_e4m3fn).double()
-    value = torch.tensor(mxfp4.VALUES, dtype=torch.float64, device=code.device)
+    result, value = _values(code.device)
     after = result[below, nibbles] * power_of_two(top - (_BIAS + TOP_EXPONENT))
     before = value[nibbles] * power_of_two(exponent - _BIAS)[..., None]
     return int((~landed(code.device)[below, nibbles]).sum()), float((after - before).abs().max())
+
+
+@functools.cache
+def _values(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the table gives, [20, 16], and what the codes mean, [16], in fp64."""
+    result = torch.tensor(code_bytes(), dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    return result.to(device), torch.tensor(mxfp4.VALUES, dtype=torch.float64, device=device)
 
 
 def _float_scales(strip: torch.Tensor, kind: str, where: str) -> torch.Tensor:
@@ -195,4 +208,4 @@ def _float_scales(strip: torch.Tensor, kind: str, where: str) -> torch.Tensor:
     else:
         fraction, exponent = torch.frexp(amax)              # 448 = 0.875 * 2^9
         scale = power_of_two_fp32((exponent - 9 + (fraction > 0.875)).clamp_(min=-149))
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+    return torch.where((amax > 0) & (scale > 0), scale, torch.ones_like(scale))

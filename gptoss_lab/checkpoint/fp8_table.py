@@ -1,9 +1,10 @@
 """The table behind MXFP4 -> FP8: 16 codes, each shifted by 0..19 exponents, as e4m3 bytes. Made of integers only.
 
-With the block scale 2^(e_max - 6), a code of a group that lies d exponents below e_max has the e4m3 value LUT[code] * 2^(6 - d).
-e4m3 counts in units of 2^-9, so that value is the whole number q = LUT[code] * 2^(15 - d), twice a code's value being a whole
-number. For d <= 14 every q is whole and has at most two significant bits: 15 exponents fit without loss. Beyond that q is rounded
-to nearest, ties to even, and some codes still land exactly (4 = 2^2 does until d = 17); at d = 19 all that is left is zeros.
+With the block scale 2^(e_max - 6), a code of a group that lies d exponents below e_max has the e4m3 value LUT[code] *
+2^(6 - d). e4m3 counts in units of 2^-9, so that value is the whole number q = LUT[code] * 2^(15 - d), twice a code's
+value being a whole number. For d <= 14 every q is whole and has at most two significant bits: 15 exponents fit
+without loss. Beyond that q is rounded to nearest, ties to even, and some codes still land exactly (4 = 2^2 does until
+d = 17); at d = 19 all that is left is zeros.
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import functools
 
 import torch
 
-TOP_EXPONENT = 6            # the block scale is 2^(e_max - 6): 6 * 2^6 = 384 is the largest value used, 448 the largest there is
+TOP_EXPONENT = 6            # the block scale is 2^(e_max - 6): the largest value used is 6 * 2^6 = 384, of 448
 EXACT_SPREAD = 14           # the last d at which every code is exact
 LAST = 19                   # the first d at which every code has become zero
 _TWICE = (0, 1, 2, 3, 4, 6, 8, 12)      # the magnitudes of the codes, doubled

@@ -22,7 +22,9 @@ _LARGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: file, dtype (safetensors name), shape, and bytes start..stop-1 counted from the file's start."""
+    """Where a tensor lies: file, dtype (safetensors name), shape, and bytes start..stop-1 counted from the file's
+    start.
+    """
 
     file: Path
     dtype: str

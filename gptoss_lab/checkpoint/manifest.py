@@ -117,7 +117,9 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def count_active(config: ModelConfig) -> int:
-    """Parameters one token meets: its experts only, without the input embedding (a look-up), as the model card counts."""
+    """Parameters one token meets: its experts only, without the input embedding (a look-up), as the model card
+    counts.
+    """
     roles = parameters_by_role(config)
     experts = roles["expert weights"] + roles["expert biases"]
     rest = sum(roles.values()) - experts - roles["embedding"]

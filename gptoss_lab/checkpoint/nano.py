@@ -1,4 +1,4 @@
-"""Where the nano checkpoint is: the trained one of `data/nano` when there is one, else a random one made once into the cache."""
+"""Where the nano checkpoint is: the trained one of `data/nano` if there is one, else a random one made once, cached."""
 from __future__ import annotations
 
 import hashlib
@@ -32,8 +32,9 @@ def trained_nano() -> Path | None:
 def ensure_nano(seed: int = 0) -> Path:
     """The folder of a nano checkpoint (178 MB, the full vocabulary), made at first use.
 
-    Two processes may ask at once: each writes its own folder and the first to finish gives it the name. The name holds a digest of
-    the configuration, so a changed preset makes a new one. seed: of the random weights; the trained one has no seed.
+    Two processes may ask at once: each writes its own folder and the first to finish gives it the name. The name
+    holds a digest of the configuration, so a changed preset makes a new one. seed: of the random weights; the trained
+    one has no seed.
     """
     trained = trained_nano()
     if trained is not None:

@@ -1,7 +1,8 @@
 """Exact powers of two, built from bits.
 
-`torch.ldexp` and `2.0 ** tensor` go through a floating-point `pow`, in fp32 for integer exponents, which neither promises the
-last bit nor reaches subnormals everywhere. A power of two is only an exponent field, so it is written as one.
+`torch.ldexp` and `2.0 ** tensor` go through a floating-point `pow`, in fp32 for integer exponents, which neither
+promises the last bit nor reaches subnormals everywhere. A power of two is only an exponent field, so it is written as
+one.
 """
 from __future__ import annotations
 

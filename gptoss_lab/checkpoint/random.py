@@ -1,9 +1,10 @@
 """Random bytes and weights that depend on seed and place only, not on device, order or number of pieces.
 
-Word number i of a stream is splitmix64 (a counter through a bijective mixer) of the stream's key plus i: integer operations,
-so a GPU makes the same words as a CPU, any part of a tensor can be made alone, and both layouts of a checkpoint get the same weights.
-Values come from the words by table: 16 random bits choose one of 65,536 quantiles of the normal distribution, already rounded to bf16.
-Largest value 4.3 standard deviations; good enough for weights, no generator for statistics.
+Word number i of a stream is splitmix64 (a counter through a bijective mixer) of the stream's key plus i: integer
+operations, so a GPU makes the same words as a CPU, any part of a tensor can be made alone, and both layouts of a
+checkpoint get the same weights. Values come from the words by table: 16 random bits choose one of 65,536 quantiles of
+the normal distribution, already rounded to bf16. Largest value 4.3 standard deviations; good enough for weights, no
+generator for statistics.
 """
 from __future__ import annotations
 

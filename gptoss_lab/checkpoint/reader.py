@@ -1,9 +1,10 @@
 """Open a checkpoint of any layout and reach every weight by its Hugging Face name.
 
-`open_checkpoint` reads the config and the headers, and compares what is there with what the config says must be there: names,
-shapes, dtypes, files. Only then is a tensor reachable, so an incomplete download cannot load. Tensors come memory-mapped (a view,
-read when touched, writable without changing the file) or read into memory of their own, on any device, in pieces. The mapping costs
-nothing until used and lets a sharding rule cut before it reads; a file that is shortened while mapped ends the process, as with every mapping.
+`open_checkpoint` reads the config and the headers, and compares what is there with what the config says must be
+there: names, shapes, dtypes, files. Only then is a tensor reachable, so an incomplete download cannot load. Tensors
+come memory-mapped (a view, read when touched, writable without changing the file) or read into memory of their own,
+on any device, in pieces. The mapping costs nothing until used and lets a sharding rule cut before it reads; a file
+that is shortened while mapped ends the process, as with every mapping.
 """
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _PIECE = 64 << 20           # bytes read at a time on the way to a device
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a checkpoint folder (or its single .safetensors file, with config.json beside it).
 
-    Reads headers only. CheckpointError, one line that names the file or tensor: anything missing, truncated, extra, doubled,
-    unknown, of the wrong shape or dtype, or an unfinished conversion.
+    Reads headers only. CheckpointError, one line that names the file or tensor: anything missing, truncated, extra,
+    doubled, unknown, of the wrong shape or dtype, or an unfinished conversion.
     """
     path = Path(path)
     folder = path if path.is_dir() else path.parent
@@ -51,8 +52,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 class Checkpoint:
     """One opened checkpoint. Made by `open_checkpoint`.
 
-    path: as given. config: its ModelConfig. layout: "hf", "original", "fp8" or "bf16". experts_order: "out_in" or "in_out"
-    (only "bf16" can be "in_out"). attention_fp8: whether the q, k, v and o weights are FP8. specs: every tensor on disk.
+    path: as given. config: its ModelConfig. layout: "hf", "original", "fp8" or "bf16". experts_order: "out_in" or
+    "in_out" (only "bf16" can be "in_out"). attention_fp8: whether the q, k, v and o weights are FP8. specs: every
+    tensor on disk.
     """
 
     def __init__(
@@ -101,8 +103,9 @@ class Checkpoint:
     ) -> Stored:
         """The experts' matrices of one layer as stored: Mxfp4, Fp8 or Dense, logical shape [experts, out, in].
 
-        projection: "gate_up_proj" (rows 0::2 gate, 1::2 up) or "down_proj". expert_slice: which experts, step 1; None for
-        all. device: as for `tensor`. CheckpointError also for a scale byte 255, which it finds by reading all the scales.
+        projection: "gate_up_proj" (rows 0::2 gate, 1::2 up) or "down_proj". expert_slice: which experts, step 1; None
+        for all. device: as for `tensor`. CheckpointError also for a scale byte 255, which it finds by reading all the
+        scales.
         """
         prefix = self._expert_prefix(layer, projection)
         start, stop = _experts_range(expert_slice, self.config.num_experts)
@@ -206,7 +209,8 @@ def _cut(stored: StoredTensor, name: str, start: int, stop: int) -> StoredTensor
         raise CheckpointError(f"rows {start}..{stop} of {name} do not lie within 0..{rows}")
     size = (stored.stop - stored.start) // rows if rows else 0
     first = stored.start + start * size
-    return StoredTensor(stored.file, stored.dtype, (stop - start, *stored.shape[1:]), first, first + (stop - start) * size)
+    shape, last = (stop - start, *stored.shape[1:]), stored.start + stop * size
+    return StoredTensor(stored.file, stored.dtype, shape, first, last)
 
 
 def _experts_range(experts: slice | None, count: int) -> tuple[int, int]:
@@ -241,7 +245,8 @@ def _check_tensors(path: Path, specs: tuple[TensorSpec, ...], tensors: dict[str,
             raise CheckpointError(f"{stored.file} holds the unknown tensor {name}")
         spec = expected[name]
         if stored.shape != spec.shape:
-            raise CheckpointError(f"{stored.file}: {name} has the shape {list(stored.shape)}; {list(spec.shape)} is expected")
+            shapes = f"the shape {list(stored.shape)}; {list(spec.shape)} is expected"
+            raise CheckpointError(f"{stored.file}: {name} has {shapes}")
         if stored.dtype != spec.dtype:
             raise CheckpointError(f"{stored.file}: {name} has the dtype {stored.dtype}; {spec.dtype} is expected")
     absent = [name for name in expected if name not in tensors]
@@ -258,7 +263,7 @@ def _check_quantisation(path: Path, layout: str, quantisation: dict[str, Any]) -
     """The block size of FP8 stands in the config and is not worked out from shapes: 2880 rows have 23 scale rows."""
     method = quantisation.get("quant_method")
     if layout == "fp8" and method != "fp8":
-        raise CheckpointError(f"{path} holds FP8 tensors but its config.json says quant_method {method!r}; 'fp8' is expected")
+        raise CheckpointError(f"{path} holds FP8 but its config.json says quant_method {method!r}; 'fp8' is expected")
     if layout != "fp8" and method == "fp8":
         raise CheckpointError(f"{path}: config.json says quant_method 'fp8' but the tensors are in the {layout} layout")
     if layout == "fp8" and quantisation.get("weight_block_size") != [BLOCK, BLOCK]:

@@ -14,8 +14,8 @@ MOST_LISTED = 1000          # wide blocks listed per tensor; all are counted
 class WideBlock:
     """A block whose exponents spread over more than 14.
 
-    expert: index of the matrix. row, column: of the block. spread: largest minus smallest exponent of its groups that are not all
-    zeros. rounded: codes whose value changed. max_abs_error: of the weights.
+    expert: index of the matrix. row, column: of the block. spread: largest minus smallest exponent of its groups that
+    are not all zeros. rounded: codes whose value changed. max_abs_error: of the weights.
     """
 
     expert: int
@@ -70,7 +70,9 @@ class BlockReport:
 
 @dataclass
 class RoundingReport:
-    """Of a rounding conversion, over all its values: largest error, and sums for the root mean square relative to the weights."""
+    """Of a rounding conversion, over all its values: largest error, and sums for the root mean square relative to the
+    weights.
+    """
 
     max_abs_error: float = 0.0
     squared_error: float = 0.0

@@ -1,9 +1,9 @@
 """Which files make up a checkpoint, and which tensor lies in which: checked both ways before any tensor is read.
 
-An index (`model.safetensors.index.json`) is compared with the headers in both directions: every file and tensor it names
-must be there, and everything there must be named. OpenAI's own sharding (`model--00001-of-00007.safetensors`) has no index,
-so the numbers must be complete. A single `model.safetensors` needs neither. Whatever else ends in .safetensors is an error:
-a stray shard is a sign of two downloads mixed.
+An index (`model.safetensors.index.json`) is compared with the headers in both directions: every file and tensor it
+names must be there, and everything there must be named. OpenAI's own sharding (`model--00001-of-00007.safetensors`)
+has no index, so the numbers must be complete. A single `model.safetensors` needs neither. Whatever else ends in
+.safetensors is an error: a stray shard is a sign of two downloads mixed.
 """
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _check_files(folder: Path, names: set[str]) -> None:
     extra = sorted({file.name for file in folder.glob("*.safetensors")} - names)
     if extra:
         kind = "directory" if (folder / extra[0]).is_dir() else "file"
-        raise CheckpointError(f"{folder / extra[0]} is a {kind} that does not belong to the checkpoint's {len(names)} files")
+        raise CheckpointError(f"{folder / extra[0]} is a {kind} that does not belong to the {len(names)} files")
 
 
 def _merge(files: list[Path]) -> dict[str, StoredTensor]:

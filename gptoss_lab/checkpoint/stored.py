@@ -1,8 +1,9 @@
 """Weights in the form in which they lie on disk: MXFP4, FP8 blocks or dense, cut and decoded in the same words.
 
-A model or a sharding rule asks for `slice_rows`, `slice_columns`, `to` and `dequantise` and need not know the form. Cutting is
-lazy on memory-mapped data: only what is later copied or decoded is read. A cut through an FP8 block keeps the whole block's
-scale and remembers where inside the block it starts, so a slice decodes to exactly the slice of the whole.
+A model or a sharding rule asks for `slice_rows`, `slice_columns`, `to` and `dequantise` and need not know the form.
+Cutting is lazy on memory-mapped data: only what is later copied or decoded is read. A cut through an FP8 block keeps
+the whole block's scale and remembers where inside the block it starts, so a slice decodes to exactly the slice of the
+whole.
 """
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Mxfp4:
         """Input columns start..stop-1; both multiples of 32, since a scale belongs to 32 columns."""
         _check_range("columns", start, stop, self.shape[-1])
         if start % mxfp4.GROUP or stop % mxfp4.GROUP:
-            raise CheckpointError(f"columns {start}..{stop} cut an MXFP4 group; multiples of {mxfp4.GROUP} are expected")
+            raise CheckpointError(f"columns {start}..{stop} cut a group; multiples of {mxfp4.GROUP} are expected")
         groups = slice(start // mxfp4.GROUP, stop // mxfp4.GROUP)
         return Mxfp4(self.blocks[..., groups, :], self.scales[..., groups])
 
@@ -97,7 +98,9 @@ class Fp8:
         return replace(self, weight=self.weight.to(device), scale_inv=self.scale_inv.to(device))
 
     def dequantise(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """[..., out, in] in `dtype`: the product of value and scale in fp32, rounded once (not at all for 2^k scales)."""
+        """[..., out, in] in `dtype`: the product of value and scale in fp32, rounded once (not at all for 2^k
+        scales).
+        """
         return fp8.dequantise(self.weight, self.scale_inv, dtype, self.first_row, self.first_column)
 
 
@@ -147,7 +150,9 @@ Stored = Mxfp4 | Fp8 | Dense
 
 
 def split_gate_up(tensor: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gate, up) of a gate_up tensor along its output axis: even indices are gate, odd ones up (weights and bias alike)."""
+    """(gate, up) of a gate_up tensor along its output axis: even indices are gate, odd ones up (weights and bias
+    alike).
+    """
     if tensor.shape[axis] % 2:
         raise CheckpointError(f"axis {axis} of {list(tensor.shape)} is odd; gate and up rows alternate in pairs")
     pairs = tensor.unflatten(axis, (tensor.shape[axis] // 2, 2))

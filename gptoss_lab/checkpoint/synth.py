@@ -1,10 +1,12 @@
-"""Write a random checkpoint that looks like a released one: any config, either layout, the same weights for the same seed.
+"""Write a random checkpoint that looks like a released one: any config, either layout, the same weights for the same
+seed.
 
-No released weights are needed to learn or to measure: what matters for speed, memory and exactness is the form. Dense weights are
-normal with standard deviations that keep activations near 1 through any number of layers, norms lie near 1, sinks around 1, the
-router sees logits of deviation 1, so experts are used about evenly. Experts are MXFP4 from the start: codes as if normal weights had
-been quantised, scale bytes in a band of four exponents, every group with a code of 4 or 6 as the quantiser leaves it.
-`layers` gives the real shapes in a few layers; layer n is the same however many there are.
+No released weights are needed to learn or to measure: what matters for speed, memory and exactness is the form. Dense
+weights are normal with standard deviations that keep activations near 1 through any number of layers, norms lie near
+1, sinks around 1, the router sees logits of deviation 1, so experts are used about evenly. Experts are MXFP4 from the
+start: codes as if normal weights had been quantised, scale bytes in a band of four exponents, every group with a code
+of 4 or 6 as the quantiser leaves it. `layers` gives the real shapes in a few layers; layer n is the same however many
+there are.
 
 What is lost: the weights mean nothing, so the model talks nonsense; a trained nano checkpoint is another matter.
 """
@@ -42,14 +44,16 @@ _PIECE = 1 << 21                    # elements made at a time; bytes for MXFP4
 
 def synth(
     config: ModelConfig, path: str | Path, layout: str = "hf", seed: int = 0, layers: int | None = None, *,
-    spread: int = 3, device: torch.device | str = "cpu", progress: Progress | None = None, shard_bytes: int | None = None,
+    spread: int = 3, device: torch.device | str = "cpu", progress: Progress | None = None,
+    shard_bytes: int | None = None,
 ) -> Path:
     """Write a checkpoint folder at `path` and return it. Bounded memory; the folder appears when it is whole.
 
-    layout: "hf" or "original". layers: how many, None for the config's. spread: the largest difference of exponents inside a
-    128x128 block: up to 3 narrows the band, more lowers one group in the first block of every expert by so much (over 14, FP8 must round).
-    device: where the numbers are made; it does not change them. progress(bytes done, bytes in all, tensor). shard_bytes: limit per file.
-    CheckpointError: `path` exists, no space, a value out of range.
+    layout: "hf" or "original". layers: how many, None for the config's. spread: the largest difference of exponents
+    inside a 128x128 block: up to 3 narrows the band, more lowers one group in the first block of every expert by so
+    much (over 14, FP8 must round). device: where the numbers are made; it does not change them. progress(bytes done,
+    bytes in all, tensor). shard_bytes: limit per file. CheckpointError: `path` exists, no space, a value out of
+    range.
     """
     if layout not in _SHARD_BYTES:
         raise CheckpointError(f"synth writes the layouts {' and '.join(_SHARD_BYTES)}, not {layout!r}")
@@ -80,7 +84,9 @@ def synth(
 
 # -- folder ------------------------------------------------------------------------------------------------------------
 def new_partial(target: Path, size: int) -> Path:
-    """A fresh folder beside `target`, whose name no reader opens. CheckpointError: `target` exists, no room for `size` bytes."""
+    """A fresh folder beside `target`, whose name no reader opens. CheckpointError: `target` exists, no room for
+    `size` bytes.
+    """
     check_target(target, size)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -184,7 +190,9 @@ def _hf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _distribution(name: str, config: ModelConfig) -> tuple[float, float]:
-    """(mean, standard deviation) of a bf16 tensor: inputs of deviation 1 give outputs of about 1, residual branches 0.3."""
+    """(mean, standard deviation) of a bf16 tensor: inputs of deviation 1 give outputs of about 1, residual branches
+    0.3.
+    """
     fan_in = 1 / math.sqrt(config.hidden_size)
     if "norm" in name:
         return 1.0, 0.1

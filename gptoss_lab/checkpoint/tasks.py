@@ -1,8 +1,9 @@
-"""What a conversion has to do: every tensor of the target, and what it is made from, as a list that can be checked before it runs.
+"""What a conversion has to do: every tensor of the target, and what it is made from, as a list that can be checked
+before it runs.
 
-A task fills one or two target tensors (FP8 and MXFP4 come as a pair) from one weight of the source, in pieces that bound memory: one
-expert, or some rows. The list is made from the target's manifest, so a tensor cannot be forgotten, and the ledger of what was read is
-compared with the source's, so none can be left over or used twice.
+A task fills one or two target tensors (FP8 and MXFP4 come as a pair) from one weight of the source, in pieces that
+bound memory: one expert, or some rows. The list is made from the target's manifest, so a tensor cannot be forgotten,
+and the ledger of what was read is compared with the source's, so none can be left over or used twice.
 """
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ class Target:
 class Task:
     """Fill `specs` from one weight of the source.
 
-    name: of the weight, which is what its tensors' names begin with; for a copy the tensor's own name. rule: "copy", or
-    "<form> to <form>". sources: the tensors it reads, by Hugging Face name. pieces: what to read at a time, [start, stop) of the
-    first axis: rows of a copy, one expert, or a whole linear weight.
+    name: of the weight, which is what its tensors' names begin with; for a copy the tensor's own name. rule: "copy",
+    or "<form> to <form>". sources: the tensors it reads, by Hugging Face name. pieces: what to read at a time,
+    [start, stop) of the first axis: rows of a copy, one expert, or a whole linear weight.
     """
 
     name: str
@@ -159,7 +160,8 @@ def _task(source: Checkpoint, target: Target, name: str, specs: tuple[TensorSpec
 def _copy(source: Checkpoint, name: str, spec: TensorSpec) -> Task:
     stored = source.stored(name)
     if stored.shape != spec.shape or stored.dtype != spec.dtype:
-        raise CheckpointError(f"{name} is {stored.dtype} {list(stored.shape)}; {spec.dtype} {list(spec.shape)} is wanted")
+        found, wanted = f"{stored.dtype} {list(stored.shape)}", f"{spec.dtype} {list(spec.shape)}"
+        raise CheckpointError(f"{name} is {found}; {wanted} is expected")
     rows = spec.shape[0]
     step = max(1, _COPY_BYTES * rows // max(1, spec.nbytes))
     return Task(name, "copy", (name,), (spec,), tuple((a, min(rows, a + step)) for a in range(0, rows, step)))

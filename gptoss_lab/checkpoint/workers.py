@@ -1,8 +1,8 @@
 """Work on pieces in several threads and take the results in order, a bounded number ahead.
 
-torch's own threads split each small operation and wait for one another, which costs more than it gives for pieces that fit a cache, and very
-much more when the machine is busy. Here each worker thread has one torch thread and a piece of its own. torch lets go of Python's lock
-inside an operation, so threads are enough.
+torch's own threads split each small operation and wait for one another, which costs more than it gives for pieces
+that fit a cache, and very much more when the machine is busy. Here each worker thread has one torch thread and a
+piece of its own. torch lets go of Python's lock inside an operation, so threads are enough.
 """
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def default_workers(device: torch.device | str) -> int:
 
 
 class Workers:
-    """A pool of threads as a context: `with Workers(device) as workers: for result in workers.in_order(function, items)`."""
+    """A pool of threads as a context: `with Workers(device) as workers: for result in workers.in_order(function,
+    items)`.
+    """
 
     def __init__(self, device: torch.device | str, count: int | None = None) -> None:
         self._count = count or default_workers(device)

@@ -1,9 +1,9 @@
 """The unfinished output of a conversion: beside the target, resumable, and never taken for a checkpoint.
 
-`<target>.partial/` holds `plan.json` (source, options), `checkpoint/` (the files so far) and `done/` (one JSON per finished file, with the
-checksum of each tensor). A killed run leaves it behind; the same conversion again reads the finished files back, keeps those whose
-bytes have their checksums and makes the rest. The target appears in one rename, when all of it is on the disk. No reader opens
-a folder whose name, or whose parent's, ends in `.partial`.
+`<target>.partial/` holds `plan.json` (source, options), `checkpoint/` (the files so far) and `done/` (one JSON per
+finished file, with the checksum of each tensor). A killed run leaves it behind; the same conversion again reads the
+finished files back, keeps those whose bytes have their checksums and makes the rest. The target appears in one
+rename, when all of it is on the disk. No reader opens a folder whose name, or whose parent's, ends in `.partial`.
 """
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _READ_BYTES = 16 << 20
 
 
 class Workspace:
-    """Use as a context; `publish` at the end. target: the folder to come. plan: JSON that two runs must share to share files."""
+    """Use as a context; `publish` at the end. target: the folder to come. plan: JSON that two runs must share to
+    share files.
+    """
 
     def __init__(self, target: Path, plan: dict[str, Any], size: int) -> None:
         self.target = target
@@ -40,13 +42,14 @@ class Workspace:
 
     def __enter__(self) -> Self:
         file = self.root / "plan.json"
-        guarded(self.root, lambda: [path.mkdir(parents=True, exist_ok=True) for path in (self.folder, self.root / "done")])
+        for path in (self.folder, self.root / "done"):
+            guarded(path, lambda path=path: path.mkdir(parents=True, exist_ok=True))
         self._take_lock()
         try:
             if not file.exists():
                 write_json(file, self._plan)
             elif json.loads(file.read_text(encoding="utf-8")) != json.loads(json.dumps(self._plan)):
-                raise CheckpointError(f"{self.root} is left from another conversion (other source or options); remove it first")
+                raise CheckpointError(f"{self.root} is left from another conversion (source, options); remove it first")
         except BaseException:
             os.close(self._lock)
             raise

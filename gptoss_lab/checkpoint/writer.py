@@ -1,9 +1,10 @@
 """Write one safetensors file in pieces, whole or not at all.
 
-The safetensors library writes a file from tensors that are all in memory; a layer of the 120B model would be gigabytes. The form is
-simple enough to stream: shapes are known beforehand, so the header is written first and each tensor's bytes go to their place as
-they are made. One thread writes and another takes the sha256 of each tensor, behind the caller's back but at most a few pieces
-behind, which bounds memory. The file carries the suffix `.part` until every byte of every tensor is there and on the disk.
+The safetensors library writes a file from tensors that are all in memory; a layer of the 120B model would be
+gigabytes. The form is simple enough to stream: shapes are known beforehand, so the header is written first and each
+tensor's bytes go to their place as they are made. One thread writes and another takes the sha256 of each tensor,
+behind the caller's back but at most a few pieces behind, which bounds memory. The file carries the suffix `.part`
+until every byte of every tensor is there and on the disk.
 """
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ _T = TypeVar("_T")
 class ShardWriter:
     """Use as a context: `write` pieces of every tensor, then `close`; leaving without `close` drops the file.
 
-    file: the final path; its folder exists. specs: the tensors of the file. checksums: whether `close` returns any. Errors are
-    CheckpointError, among them a full disk.
+    file: the final path; its folder exists. specs: the tensors of the file. checksums: whether `close` returns any.
+    Errors are CheckpointError, among them a full disk.
     """
 
     def __init__(self, file: Path, specs: Iterable[TensorSpec], checksums: bool = True) -> None:
@@ -58,7 +59,8 @@ class ShardWriter:
     def write(self, name: str, data: torch.Tensor) -> None:
         """Append the elements of `data`, of the tensor's dtype and on any device, to tensor `name`.
 
-        The data must not change afterwards. CheckpointError: a name that was not planned, another dtype, more than fits.
+        The data must not change afterwards. CheckpointError: a name that was not planned, another dtype, more than
+        fits.
         """
         if name not in self._specs:
             raise CheckpointError(f"{self.file.name}: {name} was written but is not planned")
@@ -80,11 +82,13 @@ class ShardWriter:
             self._wait_for_oldest()
 
     def close(self) -> dict[str, str]:
-        """Finish the file and give it its name. Returns tensor -> sha256 (hex). CheckpointError if a tensor is not whole."""
+        """Finish the file and give it its name. Returns tensor -> sha256 (hex). CheckpointError if a tensor is not
+        whole.
+        """
         short = next((name for name, spec in self._specs.items() if self._done[name] < spec.nbytes), None)
         if short is not None:
-            raise CheckpointError(f"{self.file.name}: only {self._done[short]} of the {self._specs[short].nbytes} bytes of "
-                                  f"{short} were written")
+            size = self._specs[short].nbytes
+            raise CheckpointError(f"{self.file.name}: {self._done[short]} of the {size} bytes of {short} were written")
         while self._pending:
             self._wait_for_oldest()
         self._guard(lambda: os.fsync(self._stream.fileno()))
@@ -118,7 +122,7 @@ def guarded(file: Path, action: Callable[[], _T]) -> _T:
     try:
         return action()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
             raise CheckpointError(f"no space left while writing {file}; free some and run again") from None
         raise CheckpointError(f"{file} cannot be written: {error.strerror or error}") from None
 

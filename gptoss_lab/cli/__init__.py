@@ -10,8 +10,9 @@
     checkpoints.py      inspect, synth, convert
     generation.py       generate: token ids in, token ids out
     chat.py             chat: Harmony in front of the engine
+    turn.py             how a turn is printed while it is written
     results.py          results diff
-    bench.py            bench convert, whole, attention
+    bench.py            bench convert, whole, attention, ...
 """
 from gptoss_lab.cli.main import main
 

@@ -1,8 +1,9 @@
-"""`gptoss-lab bench`: measure on this machine. Each suite is imported when it is asked for, and says itself what it measures."""
+"""`gptoss-lab bench`: measure on this machine. A suite is imported when it is asked for."""
 from __future__ import annotations
 
+import importlib.util
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,14 @@ Out = Annotated[Path, typer.Option(help="A .jsonl file that the rows are added t
 Model = Annotated[str, typer.Option(help="gpt-oss-20b, gpt-oss-120b or nano: whose shapes.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="So many layers of the real shapes. Default: all.")]
 Repetitions = Annotated[int, typer.Option(min=1, help="Readings of each case.")]
-Scratch = Annotated[Path | None, typer.Option(help="Where large temporary files go. Default: the system's folder for them.")]
+Scratch = Annotated[
+    Path | None, typer.Option(help="Where large temporary files go. Default: the system's folder for them.")
+]
+Tokens = Annotated[list[int] | None, typer.Option(help="Prompt lengths of the forward; repeatable. Default: 512.")]
+KERNELS = {
+    "attention": "Check, then time, attention with sinks on this GPU: every backend and its peers, interleaved.",
+    "moe": "Check, then time, the mixture of experts on this GPU: every backend and its peers, interleaved.",
+}
 RATES = ("tflops", "gb_per_s", "tokens_per_second", "accuracy")
 """Metrics of which more is better."""
 
@@ -48,7 +56,7 @@ def bench_convert(
 def bench_whole(
     model: Model = "gpt-oss-20b",
     layers: Layers = None,
-    tokens: Annotated[list[int] | None, typer.Option(help="Prompt lengths of the forward; repeatable. Default: 512.")] = None,
+    tokens: Tokens = None,
     device: options.Device = "auto",
     scratch: Scratch = None,
     out: Out = Path("results/whole.jsonl"),
@@ -62,17 +70,24 @@ def bench_whole(
     _finish(measure(config, scratch or Path(tempfile.gettempdir()), where, tuple(tokens or (512,))), out)
 
 
-@bench.command("attention")
-def bench_attention(
-    only: Annotated[str, typer.Option(help="Only cases whose name holds this, such as decode/full.")] = "",
-    repetitions: Repetitions = 9,
-    out: Out = Path("results/attention.jsonl"),
-) -> None:
-    """Check, then time, attention with sinks on this GPU: every backend and its peers, interleaved."""
-    from gptoss_lab.bench import attention as suite
+def _kernels(name: str) -> Callable[..., None]:
+    """The command of a suite of kernels: `gptoss_lab.bench.<name>` with CASES, each with a name, and `run`."""
 
-    suite.run(out, _chosen(suite.CASES, only), repetitions)
-    note(f"rows added to {out}")
+    def command(
+        only: Annotated[str, typer.Option(help="Only cases whose name holds this.")] = "",
+        repetitions: Repetitions = 9,
+        out: Out = Path(f"results/{name}.jsonl"),
+    ) -> None:
+        suite = importlib.import_module(f"gptoss_lab.bench.{name}")
+        suite.run(out, _chosen(suite.CASES, only), repetitions)
+        note(f"rows added to {out}")
+
+    return command
+
+
+for _name, _help in KERNELS.items():
+    if importlib.util.find_spec(f"gptoss_lab.bench.{_name}") is not None:
+        bench.command(_name, help=_help)(_kernels(_name))
 
 
 def _chosen(cases: Sequence[Any], only: str) -> list[Any]:
@@ -89,11 +104,16 @@ def _finish(rows: list[dict[str, Any]], out: Path) -> None:
     from gptoss_lab.results import write_rows
 
     write_rows(out, rows)
-    print_table("Measured here", ("case", "backend", "metric", "value", "unit", "bound", "% of bound", "peer", "its value"), [
-        (row["case"], row["backend"], row["metric"], _number(row["value"]), row["unit"], _number(row["bound"]), _reached(row),
-         *((row["peer"]["name"], _number(row["peer"]["value"])) if row["peer"] else (None, None))) for row in rows
-    ])
+    columns = ("case", "backend", "metric", "value", "unit", "bound", "% of bound", "peer", "its value")
+    print_table("Measured here", columns, map(_cells, rows))
     note(f"rows added to {out}")
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    """A row as it is shown."""
+    peer = row["peer"] or {"name": None, "value": None}
+    return (row["case"], row["backend"], row["metric"], _number(row["value"]), row["unit"], _number(row["bound"]),
+            _reached(row), peer["name"], _number(peer["value"]))
 
 
 def _number(value: float | None) -> float | None:
@@ -101,8 +121,10 @@ def _number(value: float | None) -> float | None:
 
 
 def _reached(row: dict[str, Any]) -> str | None:
-    """How near a value is to its bound; None where either is missing."""
+    """How near a value is to its bound, or why there is no value; None where there is no bound."""
     value, bound = row["value"], row["bound"]
+    if value is None:
+        return row["conditions"]["failed"]
     if not value or not bound:
         return None
     return f"{value / bound if row['metric'] in RATES else bound / value:.1%}"

@@ -5,7 +5,6 @@ is printed as soon as it is whole characters. The parser is lenient: what a mode
 """
 from __future__ import annotations
 
-import codecs
 import datetime
 import sys
 from collections.abc import Iterator
@@ -16,28 +15,35 @@ import typer
 from gptoss_lab.cli import options
 from gptoss_lab.cli.output import note
 from gptoss_lab.cli.speed import Speed
+from gptoss_lab.cli.turn import Turn
 
 if TYPE_CHECKING:
     from gptoss_lab.engine import Engine, SamplingParams
-    from gptoss_lab.harmony import Message, StreamParser
+    from gptoss_lab.harmony import Message
 
 RANDOM_TOKENS, TRAINED_TOKENS = 64, 4096
 """Default of --max-tokens: noise is not worth more."""
-HEADER_TOKENS = 32
-"""A header that is longer is none: the model does not write Harmony, and its text is shown as it is."""
+
+Once = Annotated[str | None, typer.Option("--once", help="Answer this and end, instead of a conversation.")]
+Reasoning = Annotated[Literal["low", "medium", "high"], typer.Option(help="How long the model is asked to think.")]
+Instructions = Annotated[str | None, typer.Option(help="For the whole conversation (the developer message).")]
+ShowAnalysis = Annotated[bool, typer.Option("--show-analysis", help="Stream the other channels to stderr.")]
+MaxTokens = Annotated[int | None, typer.Option(
+    help=f"At most so many new tokens a turn. Default: {TRAINED_TOKENS}, or {RANDOM_TOKENS} with random weights.")]
+Date = Annotated[str | None, typer.Option(help="YYYY-MM-DD, told to the model. Default: today.")]
 
 
 def chat(
-    once: Annotated[str | None, typer.Option("--once", help="Answer this and end, instead of a conversation.")] = None,
-    reasoning: Annotated[Literal["low", "medium", "high"], typer.Option(help="How long the model is asked to think.")] = "medium",
-    instructions: Annotated[str | None, typer.Option(help="Instructions for the whole conversation (developer message).")] = None,
-    show_analysis: Annotated[bool, typer.Option("--show-analysis", help="Stream the other channels to stderr.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help=f"At most so many new tokens a turn. Default: {TRAINED_TOKENS}, or {RANDOM_TOKENS} with random weights.")] = None,
+    once: Once = None,
+    reasoning: Reasoning = "medium",
+    instructions: Instructions = None,
+    show_analysis: ShowAnalysis = False,
+    max_tokens: MaxTokens = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     seed: options.Seed = None,
-    date: Annotated[str | None, typer.Option(help="YYYY-MM-DD, told to the model. Default: today.")] = None,
+    date: Date = None,
     stats: options.Stats = False,
     checkpoint: options.Checkpoint = None,
     device: options.Device = "auto",
@@ -86,10 +92,10 @@ def _answer(
     from gptoss_lab.harmony import StreamParser, render
 
     prompt = render(messages)
-    parser, printer, speed = StreamParser(strict=False), _Printer(show_analysis), Speed(len(prompt))
+    parser, turn, speed = StreamParser(strict=False), Turn(show_analysis), Speed(len(prompt))
     for event in speed.watch(engine.generate([prompt], sampling)):
-        printer.token(event.token, parser)
-    printer.finish(parser, cut=event.finish != "stop")
+        turn.token(event.token, parser)
+    turn.finish(parser, event.finish)
     if stats:
         note(speed.line())
     return [_kept(message) for message in parser.messages if message.role == "assistant"]
@@ -100,73 +106,3 @@ def _kept(message: Message) -> Message:
     from gptoss_lab.harmony import assistant
 
     return message if message.problem is None else assistant(message.content)
-
-
-class _Printer:
-    """Prints a turn token by token. `answered`: whether text of the channel final was printed."""
-
-    def __init__(self, show_analysis: bool) -> None:
-        self.show_analysis = show_analysis
-        self.answered = False
-        self._ids: list[int] = []
-        self._raw = None    # a UTF-8 decoder, once the text is shown as it is
-
-    def token(self, token_id: int, parser: StreamParser) -> None:
-        """Feed one token to the parser and print what it completed."""
-        from gptoss_lab.harmony import MessageStart, TextDelta, token_bytes
-
-        self._ids.append(token_id)
-        for event in parser.feed(token_id):
-            if isinstance(event, TextDelta) and self._raw is None:
-                self._text(event.text, event.channel)
-            elif isinstance(event, MessageStart) and self.show_analysis and event.channel != "final":
-                print(f"\n[{_label(event.channel, event.recipient)}] ", end="", file=sys.stderr)
-        if self._raw is not None:
-            _write(self._raw.decode(token_bytes(token_id)))
-        elif len(self._ids) == HEADER_TOKENS and not parser.messages and parser.header is None:
-            self._give_up(f"no message has begun after {HEADER_TOKENS} tokens; this is the text as it comes")
-
-    def finish(self, parser: StreamParser, cut: bool) -> None:
-        """End the turn; where nothing was printed, print whatever the model wrote and say so."""
-        from gptoss_lab.harmony import TextDelta
-
-        for event in parser.finish():
-            if isinstance(event, TextDelta) and self._raw is None:
-                self._text(event.text, event.channel)
-        if self.answered or self._raw is not None:
-            print(flush=True)
-        else:
-            note(f"no text in the channel final after {len(self._ids)} tokens; this is what the model wrote")
-            for message in parser.messages:
-                _write(f"[{_label(message.channel, message.recipient)}] {message.content}\n")
-        if cut:
-            note("the model had not ended: --max-tokens is reached")
-
-    def _text(self, text: str, channel: str | None) -> None:
-        if channel == "final":
-            self.answered = True
-            _write(text)
-        elif self.show_analysis:
-            print(_printable(text, sys.stderr), end="", file=sys.stderr, flush=True)
-
-    def _give_up(self, reason: str) -> None:
-        from gptoss_lab.harmony import token_bytes
-
-        note(reason)
-        self._raw = codecs.getincrementaldecoder("utf-8")("replace")
-        _write("".join(self._raw.decode(token_bytes(token)) for token in self._ids))
-
-
-def _label(channel: str | None, recipient: str | None) -> str:
-    return " to ".join(filter(None, (channel or "no channel", recipient)))
-
-
-def _write(text: str) -> None:
-    print(_printable(text, sys.stdout), end="", flush=True)
-
-
-def _printable(text: str, stream) -> str:
-    """Text without the control characters that could command a terminal; a pipe gets it unchanged."""
-    if not stream.isatty():
-        return text
-    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)

@@ -11,6 +11,16 @@ from gptoss_lab.cli import options
 from gptoss_lab.cli.output import print_json, print_table, progress_bar
 from gptoss_lab.config import ModelConfig
 
+Spread = Annotated[
+    int, typer.Option(help="Largest difference of exponents within a 128x128 block; over 14, FP8 must round.")
+]
+Scales = Annotated[
+    Literal["pow2", "amax"], typer.Option(help="FP8: powers of two, exact where that is possible, or amax / 448.")
+]
+AttentionFp8 = Annotated[
+    bool, typer.Option("--attention-fp8", help="QKV and output projection in FP8 too (rounds).")
+]
+ExpertsOrder = Annotated[Literal["out_in", "in_out"], typer.Option(help="bf16: axes of the experts' matrices.")]
 LAYOUTS = {"hf": "MXFP4, Hugging Face", "original": "MXFP4, original", "fp8": "FP8 experts", "bf16": "bf16"}
 
 
@@ -77,9 +87,10 @@ def _print_summary(report: dict[str, Any]) -> None:
         found = report["checkpoint"]
         print(f"{found['path']}: {found['layout']} layout, {found['tensors']} tensors in {found['files']} files, "
               f"{found['bytes']:,} bytes; every tensor is there with its shape and dtype")
-    print(f"{config['name']}: {config['num_layers']} layers, {config['num_experts']} experts ({config['experts_per_token']} "
-          f"per token), hidden {config['hidden_size']}, {config['num_heads']} query and {config['num_kv_heads']} KV heads")
-    print(f"{report['parameters']:,} parameters, {report['active_parameters']:,} active per token (input embedding not counted)")
+    print("{name}: {num_layers} layers, {num_experts} experts ({experts_per_token} per token), hidden {hidden_size}, "
+          "{num_heads} query and {num_kv_heads} KV heads".format_map(config))
+    print("{parameters:,} parameters, {active_parameters:,} active per token (input embedding not counted)"
+          .format_map(report))
     print_table("Layouts", ("layout", "", "tensors", "bytes"), [
         (layout, LAYOUTS[layout], own["tensors"], own["bytes"]) for layout, own in layouts.items()
     ])
@@ -102,10 +113,10 @@ def synth(
     layout: Annotated[Literal["hf", "original"], typer.Option(help="Names and files as in this release.")] = "hf",
     layers: Annotated[int | None, typer.Option(min=1, help="So many layers of the real shapes. Default: all.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same weights.")] = 0,
-    spread: Annotated[int, typer.Option(help="Largest difference of exponents within a 128x128 block; over 14, FP8 must round.")] = 3,
+    spread: Spread = 3,
     device: options.Device = "auto",
 ) -> None:
-    """Write a random checkpoint in the released form: real shapes, value ranges and MXFP4 experts, meaningless weights."""
+    """Write a random checkpoint in the released form: real shapes and value ranges, meaningless weights."""
     from gptoss_lab.checkpoint import synth as write
     from gptoss_lab.cli.loading import pick_device
 
@@ -121,10 +132,10 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Checkpoint folder, any layout.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     to: Annotated[Literal["fp8", "bf16", "mxfp4"], typer.Option(help="Form of the experts.")] = "fp8",
-    scales: Annotated[Literal["pow2", "amax"], typer.Option(help="FP8: powers of two, exact where that is possible, or amax / 448.")] = "pow2",
-    attention_fp8: Annotated[bool, typer.Option("--attention-fp8", help="QKV and output projection in FP8 too (rounds).")] = False,
+    scales: Scales = "pow2",
+    attention_fp8: AttentionFp8 = False,
     exact: Annotated[bool, typer.Option("--exact", help="Refuse as soon as a value would be rounded.")] = False,
-    experts_order: Annotated[Literal["out_in", "in_out"], typer.Option(help="bf16: axes of the experts' matrices.")] = "out_in",
+    experts_order: ExpertsOrder = "out_in",
     workers: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
     device: options.Device = "auto",
     json: options.Json = False,

@@ -13,15 +13,20 @@ from gptoss_lab.cli import options
 from gptoss_lab.cli.output import note
 from gptoss_lab.cli.speed import Speed
 
+Prompts = Annotated[list[str], typer.Argument(
+    help="Token ids with commas, a prompt each: 1,2,3 4,5. A dash reads one prompt a line from stdin.")]
+Stop = Annotated[list[int] | None, typer.Option(
+    help="An id that ends a sequence; repeatable. Default: the model's own.")]
+
 
 def generate(
-    prompts: Annotated[list[str], typer.Argument(help="Token ids with commas, a prompt each: 1,2,3 4,5. A dash reads one prompt a line from stdin.")],
+    prompts: Prompts,
     max_tokens: Annotated[int, typer.Option(help="At most so many new tokens for each prompt.")] = 32,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     seed: options.Seed = None,
-    stop: Annotated[list[int] | None, typer.Option(help="Ids that end a sequence; repeatable. Default: the model's own.")] = None,
+    stop: Stop = None,
     no_stop: Annotated[bool, typer.Option("--no-stop", help="Stop at no id, only at --max-tokens.")] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="With --json: each token's log-probability.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON line for each token, as it is found.")] = False,

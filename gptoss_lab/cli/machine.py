@@ -26,6 +26,5 @@ def capabilities(json: Json = False) -> None:
     ])
     print_table("What can run", ("", "here", ""), [(a.name, a.can, a.reason) for a in can])
     print_table("What fits", ("model", "weights as", "size", "into", "fits", ""), [
-        (f.model, f.form, size(f.weights), f"{f.place}, {size(f.have)}" if "(" not in f.place else f.place, f.fits, f.note)
-        for f in room
+        (fit.model, fit.form, size(fit.weights), fit.place, fit.fits, fit.note) for fit in room
     ])

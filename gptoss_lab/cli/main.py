@@ -11,6 +11,7 @@ import typer
 from gptoss_lab.cli import bench, chat, checkpoints, generation, machine, results
 from gptoss_lab.cli.errors import OneLine
 
+Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 app = typer.Typer(
     help="gpt-oss from its weights to its answers: checkpoints, the engine, Harmony, measurements.",
     invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False,
@@ -26,7 +27,7 @@ app.add_typer(bench.bench, name="bench")
 
 
 @app.callback()
-def root(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(context: typer.Context, version: Version = False) -> None:
     """Show the version, or the help where no command is given."""
     if version:
         print(importlib.metadata.version("gptoss-lab"))

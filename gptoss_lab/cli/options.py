@@ -35,7 +35,7 @@ def known_preset(name: str) -> ModelConfig:
         try:
             return preset(f"gpt-oss-{name}")
         except ConfigError:
-            raise typer.BadParameter(str(error), param_hint="--preset") from None
+            raise typer.BadParameter(str(error)) from None
 
 
 def sampling_params(**values: Any) -> SamplingParams:

@@ -24,14 +24,15 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout: whole numbers with thousands separators, to the right; the rest to the left; None as a dash."""
+    """A table on stdout: numbers to the right, whole ones with thousands separators; None as a dash."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     filled = [list(row) for row in rows]
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+                  show_header=any(columns))
     for position, column in enumerate(columns):
         number = any(isinstance(row[position], (int, float)) and not isinstance(row[position], bool) for row in filled)
         table.add_column(column, justify="right" if number else "left", no_wrap=number)
@@ -43,14 +44,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on stderr while the block runs, fed by (bytes done, bytes in all, what); nothing where stderr is no terminal."""
+    """A bar on stderr while the block runs, fed by (bytes done, bytes in all, what); none where that is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total, what: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    title_column = TextColumn("{task.description}")
+    columns = (title_column, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total)

@@ -17,4 +17,6 @@ from gptoss_lab.engine.errors import EngineError, LogitsError, PromptError, Samp
 from gptoss_lab.engine.request import Event
 from gptoss_lab.engine.sampling import SamplingParams
 
-__all__ = ["Completion", "Engine", "EngineError", "Event", "LogitsError", "PromptError", "SamplingError", "SamplingParams"]
+__all__ = [
+    "Completion", "Engine", "EngineError", "Event", "LogitsError", "PromptError", "SamplingError", "SamplingParams",
+]

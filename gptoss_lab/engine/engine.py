@@ -26,7 +26,7 @@ DEFAULT = SamplingParams()
 
 @dataclass(frozen=True)
 class Completion:
-    """All that one sequence yielded: new token ids, their log-probabilities (None each unless asked for), why it ended."""
+    """All that one sequence yielded: new token ids, their log-probabilities (None unless asked for), why it ended."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float | None, ...]
@@ -47,9 +47,10 @@ class Engine:
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling = DEFAULT) -> Iterator[Event]:
         """Stream the new tokens of a batch.
 
-        prompts: ragged, each of at least one token id and at most the model's length. sampling: one for all (then equal
-        prompts with a seed yield equal tokens), or one for each. Yields an `Event` for every new token, step by step and
-        within a step in the order of the prompts; a sequence's last event has `finish` set, and a stop id is yielded too.
+        prompts: ragged, each of at least one token id and at most the model's length. sampling: one for all (then
+        equal prompts with a seed yield equal tokens), or one for each. Yields an `Event` for every new token, step by
+        step and within a step in the order of the prompts; a sequence's last event has `finish` set. A stop id is
+        yielded too.
 
         Raises at once, before anything runs, PromptError or SamplingError; while running, LogitsError. Closing the
         iterator ends the work and frees the caches.
@@ -85,7 +86,9 @@ class Engine:
         checked = [self._check_prompt(index, prompt) for index, prompt in enumerate(prompts)]
         each = [sampling] * len(checked) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(each) != len(checked):
-            raise SamplingError(f"sampling has {len(each)} entries for {len(checked)} prompts; one for each is expected")
+            raise SamplingError(
+                f"sampling has {len(each)} entries for {len(checked)} prompts; one for each is expected"
+            )
         return [self._request(index, *pair) for index, pair in enumerate(zip(checked, each, strict=True))]
 
     def _request(self, index: int, tokens: list[int], params: SamplingParams) -> Request:

@@ -20,7 +20,7 @@ class Event:
     """One new token of one sequence, in the order in which they were found.
 
     sequence: index of the prompt. token: id. logprob: natural log of its probability under the model, or None when not
-    asked for. finish: None while the sequence goes on; else why this token is its last: "stop" (the token is a stop id),
+    asked for. finish: None while the sequence goes on; else why this token is its last: "stop" (it is a stop id),
     "length" (max_new_tokens reached) or "context" (no position is left in the model).
     """
 
@@ -34,9 +34,8 @@ class Event:
 class Request:
     """A sequence in the batch.
 
-    index: of its prompt. tokens: prompt and answer so far, ids. params: seeded. stop_ids: those in force. room: how many
-    new tokens it may have, the smaller of its own limit and what the model's positions leave. state: whatever the
-    decoder keeps for it, its cache in the first place.
+    index: of its prompt. tokens: prompt and answer so far, ids. params: seeded. stop_ids: those in force. room: how
+    many new tokens the model's positions leave. state: whatever the decoder keeps for it, its cache in the first place.
     """
 
     index: int

@@ -9,9 +9,9 @@ seed and of the position to be filled, nothing else. So what a sequence draws do
 batch, on the step at which it was admitted, or on whether its prompt was read in chunks; a decoder that takes back
 drafted tokens draws the same numbers again.
 
-Probabilities are float64: near 1 a float32 running sum moves in steps of 6e-8, more than most of 201,088 tokens have, so
-rare tokens could not be drawn. A cut looks at the 1024 likeliest tokens first and sorts the vocabulary only where they
-do not suffice, which is where this plain form is slow: a flat distribution with top-p.
+Probabilities are float64: near 1 a float32 running sum moves in steps of 6e-8, more than most of 201,088 tokens have,
+so rare tokens could not be drawn. A cut looks at the 1024 likeliest tokens first and sorts the vocabulary only where
+they do not suffice, which is where this plain form is slow: a flat distribution with top-p.
 """
 from __future__ import annotations
 
@@ -52,23 +52,26 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _need("temperature", self.temperature, _is_number(self.temperature) and 0 <= self.temperature < math.inf,
               "a finite number of at least 0 (0 is greedy)")
-        _need("top_k", self.top_k, _is_whole(self.top_k) and self.top_k >= 0, "a whole number of at least 0 (0 keeps all)")
+        _need("top_k", self.top_k, _is_whole(self.top_k) and self.top_k >= 0,
+              "a whole number of at least 0 (0 keeps all)")
         _need("top_p", self.top_p, _is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0 and at most 1")
         _need("seed", self.seed, self.seed is None or (_is_whole(self.seed) and 0 <= self.seed < 2**64),
               "a whole number from 0 to 2**64 - 1, or None")
         _need("max_new_tokens", self.max_new_tokens, _is_whole(self.max_new_tokens) and self.max_new_tokens >= 1,
               "a whole number of at least 1")
-        stops = self.stop_ids
-        _need("stop_ids", stops, stops is None or (isinstance(stops, (tuple, list, set)) and all(map(_is_whole, stops))),
+        stops = () if self.stop_ids is None else self.stop_ids
+        _need("stop_ids", stops, isinstance(stops, (tuple, list, set)) and all(map(_is_whole, stops)),
               "a tuple of token ids, or None for the model's own,")
 
     def seeded(self) -> SamplingParams:
         """The same with a seed: its own, or a fresh one from the operating system."""
-        return self if self.seed is not None else replace(self, seed=int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
+        if self.seed is not None:
+            return self
+        return replace(self, seed=int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides the token at `position` (0-based, counted over prompt and answer) of a sequence.
+    """The number in [0, 1) that decides the token at `position` of a sequence (from 0, over prompt and answer).
 
     A counter-based generator (Philox) keyed by both, so no state has to be kept, moved or rolled back.
     """
@@ -78,11 +81,11 @@ def uniform(seed: int, position: int) -> float:
 def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The distribution to draw from, row by row.
 
-    logits: [rows, vocab], float, each row with a finite maximum. temperature: [rows], float, above 0. top_k: [rows],
-    int, 0 keeps all. top_p: [rows], float, 1 keeps all. Returns [rows, vocab] float64; kept tokens sum to 1, others 0.
+    logits: [rows, vocab], float, each row with a finite maximum. temperature: [rows] float64, above 0. top_k: [rows]
+    int64, 0 keeps all. top_p: [rows] float64, 1 keeps all. Returns [rows, vocab] float64; kept tokens sum to 1, others 0.
     """
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)).double() / temperature.double()[:, None]
-    full = torch.softmax(scaled, dim=-1)
+    wide = logits.double()
+    full = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperature[:, None], dim=-1)
     cut = (top_k > 0) | (top_p < 1)
     if not bool(cut.any()):
         return full
@@ -93,7 +96,7 @@ def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
 
 
 def _kept(full: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """[rows, vocab] bool: the tokens that survive top-k and then top-p, one of which is set; the likeliest always does."""
+    """[rows, vocab] bool: the tokens that survive top-k, then top-p, one of which is set; the likeliest always does."""
     ordered = _largest(full, top_k, top_p)
     rank = torch.arange(ordered.shape[-1], device=full.device)
     upto = (ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])).cumsum(dim=-1)
@@ -108,7 +111,7 @@ def _kept(full: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _largest(full: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """[rows, n] the probabilities in falling order, as far as the cuts can reach: the first 1024, or else all of them."""
+    """[rows, n] the probabilities in falling order, as far as the cuts can reach: the first 1024, or else all."""
     some = full.topk(min(_CANDIDATES, full.shape[-1]), dim=-1).values
     enough = torch.where(top_k > 0, top_k <= some.shape[-1], some.sum(dim=-1) >= top_p)
     return some if bool(enough.all()) else full.sort(dim=-1, descending=True).values
@@ -147,7 +150,10 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Natural log of the model's own probability of one token a row. logits: [rows, vocab]; tokens: [rows] int64 -> [rows] float64."""
+    """Natural log of the model's own probability of one token a row.
+
+    logits: [rows, vocab], float. tokens: [rows] int64. Returns [rows] float64.
+    """
     wide = logits.double()
     return wide.gather(-1, tokens.to(wide.device)[:, None])[:, 0] - wide.logsumexp(dim=-1)
 

@@ -146,6 +146,9 @@ class _Filler:
         for ours, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
             stored = self.source.experts(n, theirs, device=self.read_to)
             kept = ExpertMatrices("dense", _decoded(stored, self.dtype)) if self.dense else _matrices(stored)
+            if kept.form != self.form:
+                raise ValueError(f"layer {n}: {theirs} is stored as {kept.form}, layer 0 as {self.form}; "
+                                 "the experts of all layers must be stored alike")
             state[f"moe.{ours}.values"] = kept.values
             if kept.scales is not None:
                 state[f"moe.{ours}.scales"] = kept.scales

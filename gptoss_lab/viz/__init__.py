@@ -16,5 +16,8 @@ from: live (computed here, now), recorded (a file of data/measured), published (
     routing       which experts a prompt visits in each layer
     conversation  a Harmony conversation as coloured tokens
     recorded      result rows as a table that names its machine
+    table         rows of words and numbers, shown whole
+    peer          the same weights in transformers
+    session       which checkpoint and device; giving memory back
     explore       sliders over any of these functions
 """

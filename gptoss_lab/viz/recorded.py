@@ -8,29 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pandas as pd
+from gptoss_lab.viz.table import Table, table
+
+COLUMNS = ("origin", "suite", "case", "backend", "value", "unit", "% of bound", "conditions", "machine", "date")
 
 
-def table(rows: Iterable[Mapping[str, Any]], origin: str = "recorded") -> pd.DataFrame:
+def result_table(rows: Iterable[Mapping[str, Any]], origin: str = "recorded") -> Table:
     """One line per row: case, backend, value with unit, per cent of the bound, conditions, machine and date.
 
     rows: as `gptoss_lab.results.read_rows` returns them. A row that failed keeps its line and says why.
     """
-    return pd.DataFrame([_line(row, origin) for row in rows], columns=[
-        "origin", "suite", "case", "backend", "value", "unit", "% of bound", "conditions", "machine", "date",
-    ])
+    return table([_line(row, origin) for row in rows], COLUMNS)
 
 
-def _line(row: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def _line(row: Mapping[str, Any], origin: str) -> list[str]:
     value, bound = row["value"], row["bound"]
     conditions = {k: v for k, v in row["conditions"].items() if k != "failed"}
-    return {
-        "origin": origin, "suite": row["suite"], "case": row["case"], "backend": row["backend"],
-        "value": f"failed: {row['conditions']['failed']}" if value is None else f"{value:,.4g}",
-        "unit": row["unit"], "% of bound": share_of_bound(row["metric"], value, bound),
-        "conditions": ", ".join(f"{k} {v}" for k, v in conditions.items()),
-        "machine": row["gpu"] or "CPU", "date": row["date"],
-    }
+    shown = f"failed: {row['conditions']['failed']}" if value is None else f"{value:,.4g}"
+    return [
+        origin, row["suite"], row["case"], row["backend"], shown, row["unit"], share_of_bound(row["metric"], value, bound),
+        ", ".join(f"{k} {v}" for k, v in conditions.items()), row["gpu"] or "CPU", row["date"],
+    ]
 
 
 def share_of_bound(metric: str, value: float | None, bound: float | None) -> str:

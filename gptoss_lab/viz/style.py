@@ -44,6 +44,8 @@ pio.templates["gptoss"] = go.layout.Template(
         "margin": {"l": 70, "r": 30, "t": 86, "b": 60}, "width": 860, "height": 420,
         "xaxis": _axis(), "yaxis": _axis(), "hoverlabel": {"font": {"family": FONT}},
         "legend": {"orientation": "h", "x": 0.0, "xanchor": "left", "y": -0.3, "yanchor": "top"},
+        "modebar": {"remove": ["zoom", "pan", "select", "lasso", "zoomin", "zoomout", "autoscale"],
+                    "bgcolor": "rgba(0,0,0,0)"},
         "colorscale": {"sequential": [list(p) for p in SEQUENTIAL], "diverging": [list(p) for p in DIVERGING]},
     },
     data={"heatmap": [{"colorbar": {"title": {"font": {"size": 12}}, "outlinewidth": 0, "thickness": 14}}]},

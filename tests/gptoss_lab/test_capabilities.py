@@ -1,4 +1,4 @@
-"""What a machine can do is a pure function of what was probed, so machines are made up here; the probe runs for real."""
+"""What a machine can do is a pure function of what was probed, so machines are made up here."""
 import dataclasses
 import subprocess
 import sys
@@ -26,8 +26,8 @@ LAPTOP = Machine(
     packages={"torch": "2.11.0"},
 )
 GPU_WORK = {
-    "Triton kernels on the GPU", "FP8 tensor cores", "own Hopper kernels (FP8 experts)", "FlashInfer attention with sinks",
-    "DeepGEMM FP8 experts", "ranks on several GPUs (NCCL)",
+    "Triton kernels on the GPU", "FP8 tensor cores", "own Hopper kernels (FP8 experts)",
+    "FlashInfer attention with sinks", "DeepGEMM FP8 experts", "ranks on several GPUs (NCCL)",
 }
 
 
@@ -56,7 +56,8 @@ def test_a_laptop_without_gpu_runs_the_nano_checkpoint():
         "Triton kernels in the interpreter (CPU)", "compiling CUDA sources", "figures as PNG, browser tests",
     }
     assert {reasons[name] for name in GPU_WORK} == {"no NVIDIA GPU is visible"}
-    assert reasons["Triton kernels in the interpreter (CPU)"] == "triton is not installed; it is not published for Darwin"
+    missing = "triton is not installed; it is not published for Darwin"
+    assert reasons["Triton kernels in the interpreter (CPU)"] == missing
 
 
 @pytest.mark.parametrize(("gpu", "lacks"), [
@@ -93,7 +94,8 @@ def test_missing_packages_and_compiler_are_named():
     assert bare["FlashInfer attention with sinks"] == "flashinfer-python is not installed"
     assert bare["DeepGEMM FP8 experts"] == "DeepGEMM is not installed (package sgl-deep-gemm)"
     assert "nvcc is not found" in cannot(on(H200, nvcc=None))["FlashInfer attention with sinks"]
-    assert cannot(on(H200, packages={"torch": "2.11.0"}))["own Hopper kernels (FP8 experts)"] == "triton is not installed"
+    without = cannot(on(H200, packages={"torch": "2.11.0"}))
+    assert without["own Hopper kernels (FP8 experts)"] == "triton is not installed"
 
 
 @pytest.mark.parametrize(("name", "form", "total"), [
@@ -105,7 +107,9 @@ def test_weight_bytes_equal_the_published_totals(name, form, total):
     assert sum(weight_bytes(preset(name), form)) == total
 
 
-@pytest.mark.parametrize(("tokens", "size"), [(1, 73_728), (128, 9_437_184), (129, 9_474_048), (131_072, 4_836_556_800)])
+@pytest.mark.parametrize(("tokens", "size"), [
+    (1, 73_728), (128, 9_437_184), (129, 9_474_048), (131_072, 4_836_556_800),
+])
 def test_cache_bytes_of_120b(tokens, size):
     assert cache_bytes(preset("gpt-oss-120b"), tokens) == size
 

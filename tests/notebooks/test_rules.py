@@ -26,7 +26,7 @@ def good():
     """A notebook that keeps every rule, with a figure, a widget and three exercises."""
     text = nbformat.v4.new_markdown_cell
     stream = nbformat.v4.new_output("stream", name="stdout", text="20 tensors\n")
-    exercise = text("Question?\n\n<details><summary>Answer</summary>\n\n4\n\n</details>")
+    exercise = text("Question?\n\n<details><summary>Answer</summary>\n4\n</details>")
     cells = [
         text("# Title"), text("## Predict\n\nHow many?"),
         code("print('20 tensors')", 1, stream, tags=["headline", "nbval-check-output"]),
@@ -117,6 +117,10 @@ def long_cell(nb):
     cell(nb, 2).source = "x = 1\n" * 26
 
 
+def wide_cell(nb):
+    cell(nb, 2).source = "x = '" + "a" * 100 + "'"
+
+
 def definition(nb):
     cell(nb, 2).source = "def helper():\n    return 1"
 
@@ -141,6 +145,10 @@ def open_answer(nb):
     nb.cells[7].source = "Question? The answer is 4."
 
 
+def leaking_answer(nb):
+    nb.cells[7].source = "Question?\n\n<details><summary>Answer</summary>\n\n4\n\n</details>"
+
+
 def unchecked_answer(nb):
     cell(nb, 5).source = "print(4)"
 
@@ -154,9 +162,9 @@ BREAKS = {
     "stored": (drop_outputs, drop_checked_output), "widget_state": (store_widget_state,),
     "widget_fallback": (drop_widget_text, name_the_widget_only, widget_first), "pictures": (drop_picture,),
     "local_paths": (path_in_output, path_in_rich_output, path_in_source),
-    "progress_bars": (progress_bar, rewritten_line), "short_cells": (long_cell,),
+    "progress_bars": (progress_bar, rewritten_line), "short_cells": (long_cell, wide_cell),
     "no_definitions": (definition, magic), "kernel": (other_kernel,),
-    "lesson": (no_prediction, two_takeaways, open_answer, unchecked_answer, no_headline),
+    "lesson": (no_prediction, two_takeaways, open_answer, leaking_answer, unchecked_answer, no_headline),
 }
 
 

@@ -29,9 +29,10 @@ class Model(Protocol):
         """An empty cache for one sequence, with room for `capacity` tokens; its `length` is how many it has seen."""
 
     def __call__(self, token_ids: Tensor, lengths: list[int], caches: list[Any], *, logits: str) -> Tensor | None:
-        """token_ids [T] int64: lengths[b] new tokens of each of B sequences, one after the other; the caches grow by them.
+        """One step of a ragged batch; the caches grow by it.
 
-        logits: "last" returns [B, vocab] float, after each sequence's last token; "none" returns None.
+        token_ids: [T] int64, lengths[b] new tokens of each of B sequences, one after the other. logits: "last" returns
+        [B, vocab] float, after each sequence's last token; "none" returns None.
         """
 
 

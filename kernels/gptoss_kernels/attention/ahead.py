@@ -58,7 +58,7 @@ def compile_decode(layer: LayerKind, *, page_size: int = 64, splits: int = 8, **
         **decode_config(layer), **changed,
     }
     types = {"q": element, "k_pages": element, "v_pages": element, "out": element, "sinks": "bf16", "lse": "fp32",
-             "part_out": "fp32", "part_m": "fp32", "part_l": "fp32"}
+             "part_out": "fp32", "part_m": "fp32", "part_den": "fp32"}
     return _compile(decode_kernel, types, constants)
 
 
@@ -70,7 +70,7 @@ def compile_merge(layer: LayerKind, *, splits: int = 8) -> Resources:
         "SINK_FIRST": True, "LSE": False,
     }
     types = {"out": DTYPES[layer.dtype], "sinks": "bf16", "lse": "fp32", "part_out": "fp32", "part_m": "fp32",
-             "part_l": "fp32"}
+             "part_den": "fp32"}
     return _compile(merge_kernel, types, constants)
 
 

@@ -24,12 +24,12 @@ FORMS = ("attention.prefill", "attention.paged_prefill", "attention.paged_decode
 
 # Rank of each backend, best first, by form and kind of layer.
 ORDER = {
-    ("attention.prefill", "full"): ("flashinfer-fa3", "gluon", "triton", "flashinfer-fa2", "reference"),
+    ("attention.prefill", "full"): ("gluon", "flashinfer-fa3", "triton", "flashinfer-fa2", "reference"),
     ("attention.prefill", "sliding"): ("triton", "flashinfer-fa2", "flashinfer-fa3", "gluon", "reference"),
     ("attention.paged_prefill", "full"): ("flashinfer-fa3", "triton", "flashinfer-fa2", "reference"),
-    ("attention.paged_prefill", "sliding"): ("flashinfer-fa2", "triton", "flashinfer-fa3", "reference"),
+    ("attention.paged_prefill", "sliding"): ("triton", "flashinfer-fa2", "flashinfer-fa3", "reference"),
     ("attention.paged_decode", "full"): ("xqa", "triton", "flashinfer-fa2", "reference"),
-    ("attention.paged_decode", "sliding"): ("flashinfer-fa2", "xqa", "triton", "reference"),
+    ("attention.paged_decode", "sliding"): ("triton", "xqa", "flashinfer-fa2", "reference"),
 }
 
 

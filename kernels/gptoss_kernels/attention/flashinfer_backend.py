@@ -18,7 +18,7 @@ import torch
 
 from gptoss_kernels.attention.backends import flashinfer_obstacle, register_plan, xqa_obstacle
 from gptoss_kernels.attention.flashinfer_jit import prepare, sink_module, xqa_module
-from gptoss_kernels.attention.layer import LayerKind
+from gptoss_kernels.attention.layer import AttentionError, LayerKind
 from gptoss_kernels.attention.sinks import rescale_by_sink
 
 WORKSPACE_BYTES = 384 * 2**20
@@ -205,7 +205,9 @@ class XQAPagedDecode:
         self._capacity = page_table.shape[1] * page_size
 
     def step(self, kv_lens: torch.Tensor, page_table: torch.Tensor) -> None:
-        """Nothing to prepare: the kernel reads the plan's buffers on the device."""
+        """Nothing to prepare: the kernel reads the plan's buffers. AttentionError for a sequence without a token."""
+        if kv_lens.device.type == "cpu" and int(kv_lens.min()) < 1:
+            raise AttentionError(f"kv_lens is {kv_lens.tolist()}; xqa needs at least 1 token in every sequence")
 
     def __call__(self, q, k_pages, v_pages, sinks, out):
         prepare()

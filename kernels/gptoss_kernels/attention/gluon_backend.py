@@ -9,7 +9,7 @@ from gptoss_kernels.attention.backends import hopper_obstacle, register_plan, tr
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
 
 LOG2E = 1.4426950408889634
-OPTIONS = {"BLOCK": 128, "DEPTH": 2, "POLY": True}
+OPTIONS = {"BLOCK": 128, "DEPTH": 2}          # keys per block; blocks fetched ahead
 
 
 def gluon_obstacle(*, layer: LayerKind, device: torch.device, blind_queries: bool = False, **_: object) -> str | None:

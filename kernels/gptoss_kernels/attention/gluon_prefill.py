@@ -6,8 +6,10 @@ How: a program stays on its multiprocessor and takes tile after tile. A tile is 
 warpgroups: 24 queries x 8 query heads of one key head. A fourth role, one warp, fetches queries and blocks of 128 keys
 and values with the tensor memory accelerator into a ring of buffers, and runs ahead over tile borders. A warpgroup
 issues the scores of the next key block, then the weighted values of the last one, and while the tensor core works on
-the latter it takes the maximum and the exponentials of the former. The keys are walked from the diagonal down, so only
-the first block or two are masked. The sink stands where it does in `triton_prefill`: m = sink, l = 1 before the loop.
+the latter it takes the maximum and the exponentials of the former. The weights go from one turn to the next packed two
+to a register: as single 16-bit values the compiler spends an eighth of the loop on taking them apart. The keys are
+walked from the diagonal down, so only the first block or two are masked. The sink stands where it does in
+`triton_prefill`: m = sink, den = 1 before the loop.
 
 Why this way: with head_dim 64 a score costs as much time in the exponential unit as in the tensor core, so speed is
 how well the two overlap: within a warpgroup by the order above, and between the three by their running apart.
@@ -32,14 +34,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 WARPGROUPS = 3
 ROWS = 64                       # rows of a warpgroup
 BLOCK_N = 128
-STAGES = 2
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def _work(turn, num_tiles, total, programs):
-    """Index of this program's tile in its turn, dealt in a snake; at least `total` if there is none."""
+def _work(turn, programs):
+    """Index of this program's tile in its turn, dealt in a snake; it may lie past the last tile."""
     pid = gl.program_id(0)
     back = programs - 1 - pid
     return turn * programs + gl.where(turn % 2 == 0, pid, back)
@@ -54,16 +55,20 @@ def _key_blocks(first, q_len, k_len, QUERIES: gl.constexpr, BLOCK: gl.constexpr)
 
 @gluon.jit
 def _produce(
-    q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, tiles, num_tiles,
-    kv_heads, programs, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr,
-    BLOCK: gl.constexpr, DEPTH: gl.constexpr,
+    q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, tiles, num_tiles, kv_heads, programs,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr, BLOCK: gl.constexpr,
+    DEPTH: gl.constexpr,
 ):
-    """One warp: queries of the tile, then its keys and values from the diagonal down."""
+    """One warp: the queries of a tile, then keys and values from the diagonal down.
+
+    Step i of a tile brings the keys of its i-th block and the values of the block before, which is what a turn of the
+    consumers multiplies; so there is one barrier to wait for and one to arrive at.
+    """
     total = num_tiles * kv_heads
     step = 0
     done = 0
     for turn in range((total + programs - 1) // programs):
-        index = _work(turn, num_tiles, total, programs)
+        index = _work(turn, programs)
         if index < total:
             tile = tiles + (index % num_tiles) * 8
             head = index // num_tiles
@@ -78,91 +83,87 @@ def _produce(
                 tma.async_copy_global_to_shared(
                     q_desc, [q_begin + first + w * (QUERIES // WGS), head * GROUP, 0], q_full, q_buf.index(w))
             blocks = _key_blocks(first, q_len, k_len, QUERIES, BLOCK)
-            for j in range(blocks):
-                row = k_begin + (blocks - 1 - j) * BLOCK
+            for i in range(blocks + 1):
                 s = step % DEPTH
-                free = ((step // DEPTH) & 1) ^ 1
-                mbarrier.wait(k_empty.index(s), free)
-                mbarrier.expect(k_full.index(s), k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, [row, head * HEAD_DIM], k_full.index(s), k_buf.index(s))
-                mbarrier.wait(v_empty.index(s), free)
-                mbarrier.expect(v_full.index(s), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [row, head * HEAD_DIM], v_full.index(s), v_buf.index(s))
+                mbarrier.wait(empty.index(s), ((step // DEPTH) & 1) ^ 1)
+                arrival = full.index(s)
+                both = (i > 0) & (i < blocks)
+                mbarrier.expect(arrival, 2 * k_desc.block_type.nbytes, pred=both)
+                mbarrier.expect(arrival, k_desc.block_type.nbytes, pred=both ^ True)
+                row = k_begin + (blocks - 1 - i) * BLOCK
+                tma.async_copy_global_to_shared(k_desc, [row, head * HEAD_DIM], arrival, k_buf.index(s),
+                                                pred=i < blocks)
+                tma.async_copy_global_to_shared(v_desc, [row + BLOCK, head * HEAD_DIM], arrival, v_buf.index(s),
+                                                pred=i > 0)
                 step += 1
             done += 1
 
 
 @gluon.jit
-def _exponentiate(s, m, l, key, position, scale_log2, MASK: gl.constexpr, POLY: gl.constexpr):
-    """p = 2^(scale s - m'), and the state m', l' of the online softmax with the factor that old sums must take."""
+def _exponentiate(s, m, den, column, last, scale_log2, MASK: gl.constexpr):
+    """p = 2^(scale s - m'), and the state m', den' of the online softmax with the factor that old sums must take.
+
+    last: [R, 1], the last column that a row sees. The mask is one opaque instruction pair per score, since the compiler
+    would compute all comparisons early and then run out of predicate registers.
+    """
     if MASK:
-        s = gl.where(key <= position, s, float("-inf"))
+        s = gl.inline_asm_elementwise(
+            "{ .reg .pred seen; setp.le.s32 seen, $2, $3; selp.f32 $0, $1, 0fFF800000, seen; }", "=f,f,r,r",
+            [s, column, last], dtype=gl.float32, is_pure=True, pack=1)
     new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)
     if MASK:
         safe = gl.where(new == float("-inf"), 0.0, new)
     else:
         safe = new
     x = s * scale_log2 - safe.expand_dims(1)
-    if POLY:
-        p = _exp2_mixed(x)
-    else:
-        p = gl.exp2(x)
+    p = gl.exp2(x)
     keep = gl.exp2(m - safe)
-    return p, new, l * keep + gl.sum(p, axis=1), keep
+    return p, new, den * keep + gl.sum(p, axis=1), keep
 
 
 @gluon.jit
-def _exp2_mixed(x):
-    """2^x for x <= 0: three of four through the exponential unit, the fourth by a cubic on the ordinary units.
+def _pack(e, DTYPE: gl.constexpr):
+    """Neighbouring columns of e [R, N] fp32, rounded to 16 bits, as one int32 [R, N / 2]."""
+    low, high = gl.split(e.reshape([e.shape[0], e.shape[1] // 2, 2]))
+    if DTYPE == gl.bfloat16:
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32,
+                                         is_pure=True, pack=1)
+    else:
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32,
+                                         is_pure=True, pack=1)
 
-    The fourth splits x into a whole part, added to the exponent's bits, and a rest in [-1/2, 1/2], whose power is a
-    cubic with a relative error of 1e-4, a twentieth of what rounding to bf16 costs.
-    """
-    return gl.inline_asm_elementwise(
-        """
-        {
-        .reg .f32 x, t, n, f, p;
-        .reg .b32 e, b;
-        ex2.approx.ftz.f32 $0, $4;
-        ex2.approx.ftz.f32 $1, $5;
-        ex2.approx.ftz.f32 $2, $6;
-        max.f32 x, $7, 0fC2FC0000;
-        add.rn.f32 t, x, 0f4B400000;
-        sub.rn.f32 n, t, 0f4B400000;
-        sub.rn.f32 f, x, n;
-        fma.rn.f32 p, f, 0f3D61FBAF, 0f3E786F0E;
-        fma.rn.f32 p, p, f, 0f3F31798D;
-        fma.rn.f32 p, p, f, 0f3F7FFB49;
-        shl.b32 e, t, 23;
-        mov.b32 b, p;
-        add.s32 e, e, b;
-        mov.b32 $3, e;
-        }
-        """, "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4)
+
+@gluon.jit
+def _unpack(packed, DTYPE: gl.constexpr, P: gl.constexpr):
+    """The 16-bit numbers of `_pack`, [R, N], where the tensor core wants its left operand."""
+    low, high = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [packed], dtype=(gl.int16, gl.int16),
+                                          is_pure=True, pack=1)
+    p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
+    return gl.convert_layout(p.to(DTYPE, bitcast=True), P, assert_trivial=True)
 
 
 @gluon.jit
 def _consume(
-    W: gl.constexpr, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+    W: gl.constexpr, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
     num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr, BLOCK: gl.constexpr, DEPTH: gl.constexpr,
-    SINK_FIRST: gl.constexpr, LSE: gl.constexpr, POLY: gl.constexpr,
+    SINK_FIRST: gl.constexpr, LSE: gl.constexpr,
 ):
     """One warpgroup: rows W * 64 .. of every tile."""
     R: gl.constexpr = 64
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HEAD_DIM, 16])
-    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
+    OUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HEAD_DIM, 16])
+    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OUT, k_width=2)
     total = num_tiles * kv_heads
     row = gl.arange(0, R, layout=gl.SliceLayout(1, S))
-    row_o = gl.arange(0, R, layout=gl.SliceLayout(1, O))
+    row_o = gl.arange(0, R, layout=gl.SliceLayout(1, OUT))
     column = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, S)).expand_dims(0)
-    offs_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, O)).expand_dims(0)
+    offs_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, OUT)).expand_dims(0)
     nothing = gl.zeros([R, BLOCK], gl.float32, S)
     step = 0
     done = 0
     for turn in range((total + programs - 1) // programs):
-        index = _work(turn, num_tiles, total, programs)
+        index = _work(turn, programs)
         if index < total:
             tile = tiles + (index % num_tiles) * 8
             kv_head = index // num_tiles
@@ -175,86 +176,84 @@ def _consume(
             sink = gl.load(sinks + kv_head * GROUP + row % GROUP).to(gl.float32) * LOG2E
             if SINK_FIRST:
                 m = sink
-                l = gl.where(sink == float("-inf"), 0.0, 1.0)
+                den = gl.where(sink == float("-inf"), 0.0, 1.0)
             else:
-                m = sink * 0.0 + float("-inf")
-                l = gl.zeros([R], gl.float32, gl.SliceLayout(1, S))
+                m = gl.full([R], float("-inf"), gl.float32, gl.SliceLayout(1, S))
+                den = gl.zeros([R], gl.float32, gl.SliceLayout(1, S))
             blocks = _key_blocks(first, q_len, k_len, QUERIES, BLOCK)
             whole = gl.minimum((k_len - q_len + own + 1) // BLOCK, blocks - 1)   # blocks below it are not masked
             q = q_buf.index(W).reshape([R, HEAD_DIM])
             mbarrier.wait(q_full, done & 1)
 
             slot = step % DEPTH
-            mbarrier.wait(k_full.index(slot), (step // DEPTH) & 1)
+            mbarrier.wait(full.index(slot), (step // DEPTH) & 1)
             s = warpgroup_mma(q, k_buf.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            p, m, l, keep = _exponentiate(s, m, l, (blocks - 1) * BLOCK + column, position, scale_log2, True, POLY)
-            p = gl.convert_layout(p.to(k_buf.dtype), P)
-            acc = gl.zeros([R, HEAD_DIM], gl.float32, O)
+            mbarrier.arrive(empty.index(slot), count=1)
+            step += 1
+            e, m, den, keep = _exponentiate(s, m, den, column, position - (blocks - 1) * BLOCK, scale_log2, True)
+            p = _pack(e, q_buf.dtype)
+            acc = gl.zeros([R, HEAD_DIM], gl.float32, OUT)
             for n in range(blocks - 2, whole - 1, -1):
-                acc, p, m, l, step = _turn(acc, p, m, l, step, n, q, k_buf, v_buf, k_full, k_empty, v_full, v_empty,
-                                           nothing, column, position, scale_log2, BLOCK, DEPTH, S, O, P, True, POLY)
+                acc, p, m, den = _turn(acc, p, m, den, step, n, q, k_buf, v_buf, full, empty, nothing, column, position,
+                                     scale_log2, BLOCK, DEPTH, OUT, P, True)
+                step += 1
             for n in range(whole - 1, -1, -1):
-                acc, p, m, l, step = _turn(acc, p, m, l, step, n, q, k_buf, v_buf, k_full, k_empty, v_full, v_empty,
-                                           nothing, column, position, scale_log2, BLOCK, DEPTH, S, O, P, False, POLY)
+                acc, p, m, den = _turn(acc, p, m, den, step, n, q, k_buf, v_buf, full, empty, nothing, column, position,
+                                     scale_log2, BLOCK, DEPTH, OUT, P, False)
+                step += 1
             mbarrier.arrive(q_empty, count=1)
             slot = step % DEPTH
-            mbarrier.wait(v_full.index(slot), (step // DEPTH) & 1)
-            acc = warpgroup_mma(p, v_buf.index(slot), acc, is_async=True)
+            mbarrier.wait(full.index(slot), (step // DEPTH) & 1)
+            acc = warpgroup_mma(_unpack(p, q_buf.dtype, P), v_buf.index(slot), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_empty.index(slot), count=1)
+            mbarrier.arrive(empty.index(slot), count=1)
             step += 1
             done += 1
 
-            total_l = l
+            whole_den = den
             if not SINK_FIRST:
                 top = gl.maximum(m, sink)
                 safe = gl.where(top == float("-inf"), 0.0, top)
                 keep = gl.exp2(m - safe)
-                total_l = l * keep + gl.exp2(sink - safe)
-                acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, O)).expand_dims(1)
-            inverse = 1.0 / gl.where(total_l > 0.0, total_l, 1.0)
-            acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, O)).expand_dims(1)
+                whole_den = den * keep + gl.exp2(sink - safe)
+                acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, OUT)).expand_dims(1)
+            inverse = 1.0 / gl.where(whole_den > 0.0, whole_den, 1.0)
+            acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, OUT)).expand_dims(1)
             query = own + row_o // GROUP
             place = (q_begin + query).to(gl.int64) * stride_ot + (kv_head * GROUP + row_o % GROUP) * stride_oh
             gl.store(out + place.expand_dims(1) + offs_d, acc.to(out.dtype.element_ty),
                      mask=(query < q_len).expand_dims(1))
             if LSE:
                 query_s = own + row // GROUP
-                value = gl.where(l > 0.0, (m + gl.log2(gl.where(l > 0.0, l, 1.0))) * LN2, float("-inf"))
+                value = gl.where(den > 0.0, (m + gl.log2(gl.where(den > 0.0, den, 1.0))) * LN2, float("-inf"))
                 at = (q_begin + query_s).to(gl.int64) * NUM_HEADS + kv_head * GROUP + row % GROUP
                 gl.store(lse + at, value, mask=query_s < q_len)
 
 
 @gluon.jit
 def _turn(
-    acc, p, m, l, step, n, q, k_buf, v_buf, k_full, k_empty, v_full, v_empty, nothing, column, position, scale_log2,
-    BLOCK: gl.constexpr, DEPTH: gl.constexpr, S: gl.constexpr, O: gl.constexpr, P: gl.constexpr, MASK: gl.constexpr,
-    POLY: gl.constexpr,
+    acc, p, m, den, step, n, q, k_buf, v_buf, full, empty, nothing, column, position, scale_log2,
+    BLOCK: gl.constexpr, DEPTH: gl.constexpr, OUT: gl.constexpr, P: gl.constexpr, MASK: gl.constexpr,
 ):
     """Scores of key block n and the values of the block before it, in flight together; softmax under the latter."""
     slot = step % DEPTH
-    following = (step + 1) % DEPTH
-    mbarrier.wait(k_full.index(following), ((step + 1) // DEPTH) & 1)
-    s = warpgroup_mma(q, k_buf.index(following).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(slot), (step // DEPTH) & 1)
-    acc = warpgroup_mma(p, v_buf.index(slot), acc, is_async=True)
+    mbarrier.wait(full.index(slot), (step // DEPTH) & 1)
+    s = warpgroup_mma(q, k_buf.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    acc = warpgroup_mma(_unpack(p, k_buf.dtype, P), v_buf.index(slot), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_empty.index(following), count=1)
-    e, m, l, keep = _exponentiate(s, m, l, n * BLOCK + column, position, scale_log2, MASK, POLY)
+    e, m, den, keep = _exponentiate(s, m, den, column, position - n * BLOCK, scale_log2, MASK)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(v_empty.index(slot), count=1)
-    acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, O)).expand_dims(1)
-    p = gl.convert_layout(e.to(k_buf.dtype), P)
-    return acc, p, m, l, step + 1
+    mbarrier.arrive(empty.index(slot), count=1)
+    acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, OUT)).expand_dims(1)
+    return acc, _pack(e, k_buf.dtype), m, den
 
 
 @gluon.jit
 def gluon_prefill_kernel(
     q_desc, k_desc, v_desc, sinks, out, lse, tiles, num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr, DEPTH: gl.constexpr,
-    SINK_FIRST: gl.constexpr, LSE: gl.constexpr, POLY: gl.constexpr,
+    SINK_FIRST: gl.constexpr, LSE: gl.constexpr,
 ):
     """Grid (programs): one per multiprocessor. tiles: rows of `triton_prefill.tile_table` for 192 / GROUP queries.
 
@@ -267,28 +266,24 @@ def gluon_prefill_kernel(
     v_buf = gl.allocate_shared_memory(v_desc.dtype, [DEPTH, BLOCK, HEAD_DIM], v_desc.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=WGS)
     for i in gl.static_range(DEPTH):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=WGS)
-        mbarrier.init(v_empty.index(i), count=WGS)
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=WGS)
     fence_async_shared()
     gl.warp_specialize([
-        (_consume, (0, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+        (_consume, (0, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
                     num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
-                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, POLY)),
-        (_consume, (1, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE)),
+        (_consume, (1, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
                     num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
-                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, POLY)),
-        (_consume, (2, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty, sinks, out, lse, tiles,
+                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE)),
+        (_consume, (2, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
                     num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
-                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, POLY)),
-        (_produce, (q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE)),
+        (_produce, (q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, full, empty,
                     tiles, num_tiles, kv_heads, programs, GROUP, HEAD_DIM, WGS, QUERIES, BLOCK, DEPTH)),
     ], [4, 4, 1], [160, 160, 32])

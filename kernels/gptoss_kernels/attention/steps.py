@@ -1,7 +1,7 @@
 """The online softmax with a sink, one row at a time in fp64, as something to look at: states, splits, and a wrong merge.
 
 Nothing runs on these functions. They are the derivation in code: the sink is a virtual key, seen first, whose logit is s
-and whose value is zero; a state (m, l, acc) holds the largest logit so far, the sum of exp(logit - m) and the sum of
+and whose value is zero; a state (m, den, acc) holds the largest logit so far, the sum of exp(logit - m) and the sum of
 exp(logit - m) * value. After the virtual key alone it is (s, 1, 0).
 """
 from __future__ import annotations
@@ -16,21 +16,21 @@ PLACES = ("first split", "virtual split", "merge", "every split")
 
 @dataclass(frozen=True)
 class State:
-    """Running maximum m, denominator l and unnormalised output acc of one row."""
+    """Running maximum m, denominator den and unnormalised output acc of one row."""
 
     m: float = -math.inf
-    l: float = 0.0
+    den: float = 0.0
     acc: float = 0.0
 
     @property
     def out(self) -> float:
-        """acc / l, or 0 if nothing was seen."""
-        return self.acc / self.l if self.l > 0 else 0.0
+        """acc / den, or 0 if nothing was seen."""
+        return self.acc / self.den if self.den > 0 else 0.0
 
     @property
     def lse(self) -> float:
         """log of the denominator, -inf if nothing was seen."""
-        return self.m + math.log(self.l) if self.l > 0 else -math.inf
+        return self.m + math.log(self.den) if self.den > 0 else -math.inf
 
 
 def sink_state(sink: float) -> State:
@@ -44,7 +44,7 @@ def merge(a: State, b: State) -> State:
     if m == -math.inf:
         return State()
     fa, fb = math.exp(a.m - m), math.exp(b.m - m)
-    return State(m, a.l * fa + b.l * fb, a.acc * fa + b.acc * fb)
+    return State(m, a.den * fa + b.den * fb, a.acc * fa + b.acc * fb)
 
 
 def block_state(logits: Sequence[float], values: Sequence[float]) -> State:
@@ -93,7 +93,7 @@ def split_attention(
         total = merge(total, part)
     if place != "merge":
         return total.out
-    return total.out / (1.0 + math.exp(sink - total.lse)) if total.l > 0 else 0.0
+    return total.out / (1.0 + math.exp(sink - total.lse)) if total.den > 0 else 0.0
 
 
 def sink_mass(logits: Sequence[float], sink: float) -> float:

@@ -30,6 +30,7 @@ def prefill_config(layer: LayerKind) -> dict[str, int]:
     else:
         while block_n > max(16, layer.window):
             block_n //= 2
+        block_n = min(block_n, 32)
         config = {"BLOCK_N": block_n, "TAIL_N": 16, "num_warps": 4, "num_stages": 2}
     return {"GROUP_ROWS": group_rows, "BLOCK_M": max(block_m, group_rows), **config}
 
@@ -99,7 +100,7 @@ def decode_config(layer: LayerKind) -> dict[str, int]:
     """Block size and launch options of the decode kernel for a kind of layer."""
     if layer.head_dim > 64 or layer.dtype == torch.float32:
         return {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 7}      # page ids and keys: two levels share the stages
+    return {"BLOCK_N": 64, "num_warps": 2, "num_stages": 7}      # page ids and keys: two levels share the stages
 
 
 DECODE_PROGRAMS = 528           # four programs fit each of an H200's 132 multiprocessors: all run in one wave
@@ -117,13 +118,12 @@ class TritonPagedDecode:
         batch, n = kv_lens.numel(), layer
         keys = page_table.shape[1] * page_size
         self._config = decode_config(layer)
-        if n.window is not None:
-            keys = min(keys, n.window + self._config["BLOCK_N"])
-        self.splits = split_count(batch, n.num_kv_heads, keys, self._config["BLOCK_N"], DECODE_PROGRAMS)
+        blocks = 1 if n.window is not None else -(-keys // self._config["BLOCK_N"])  # a window is too short to split
+        self.splits = split_count(batch, n.num_kv_heads, blocks, DECODE_PROGRAMS)
         parts = batch * n.num_heads * (self.splits if self.splits > 1 else 0)
         self._part_out = kv_lens.new_empty((parts, n.head_dim), dtype=torch.float32)
         self._part_m = kv_lens.new_empty(parts, dtype=torch.float32)
-        self._part_l = kv_lens.new_empty(parts, dtype=torch.float32)
+        self._part_den = kv_lens.new_empty(parts, dtype=torch.float32)
 
     def step(self, kv_lens: torch.Tensor, page_table: torch.Tensor) -> None:
         """Nothing to prepare: the kernels read the plan's buffers on the device."""
@@ -137,7 +137,7 @@ class TritonPagedDecode:
         shared = {"NUM_HEADS": n.num_heads, "HEAD_DIM": n.head_dim, "SPLITS": self.splits,
                   "WINDOWED": n.window is not None, "SINK_FIRST": self._lse != "without_sink", "LSE": lse is not None}
         decode_kernel[(self.splits, n.num_kv_heads, batch)](
-            q, k_pages, v_pages, sinks, out, out if lse is None else lse, self._part_out, self._part_m, self._part_l,
+            q, k_pages, v_pages, sinks, out, out if lse is None else lse, self._part_out, self._part_m, self._part_den,
             self._lens, self._table, n.window or 0, n.softmax_scale * LOG2E,
             q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3], out.stride(0), out.stride(1),
             self._table.stride(0), GROUP=n.group, ROWS=max(16, next_power_of_two(n.group)),
@@ -146,7 +146,7 @@ class TritonPagedDecode:
         )
         if self.splits > 1:
             merge_kernel[(n.num_heads, batch)](
-                sinks, out, out if lse is None else lse, self._part_out, self._part_m, self._part_l, self._lens,
+                sinks, out, out if lse is None else lse, self._part_out, self._part_m, self._part_den, self._lens,
                 n.window or 0, out.stride(0), out.stride(1), BLOCK_N=self._config["BLOCK_N"],
                 SPLIT_ROWS=next_power_of_two(self.splits), num_warps=4, **shared,
             )

@@ -4,8 +4,8 @@ What: one token's query heads against up to `kv_lens[b]` cached keys.
 
 How: a batch of 1 has only as many (sequence, key head) pairs as there are key heads, far fewer than the GPU has
 multiprocessors; so the keys of a sequence are cut into splits that run as programs of their own. Each leaves its
-running maximum m, denominator l and unnormalised output; a second kernel merges them. The sink enters exactly once: the
-first split starts at m = sink, l = 1, the others at m = -inf, l = 0. (To return the LSE without the sink, all start
+running maximum m, denominator den and unnormalised output; a second kernel merges them. The sink enters exactly once: the
+first split starts at m = sink, den = 1, the others at m = -inf, den = 0. (To return the LSE without the sink, all start
 empty and the merge adds the sink, again once.)
 
 Why this way: how many splits a sequence really uses is worked out on the GPU from its length, so the grid is fixed by
@@ -36,7 +36,7 @@ def _split_range(length, window, split, SPLITS: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def decode_kernel(
-    q, k_pages, v_pages, sinks, out, lse, part_out, part_m, part_l, kv_lens, page_table,
+    q, k_pages, v_pages, sinks, out, lse, part_out, part_m, part_den, kv_lens, page_table,
     window, scale_log2,
     stride_qb, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh, stride_ob, stride_oh,
     stride_table,
@@ -45,7 +45,7 @@ def decode_kernel(
     SINK_FIRST: tl.constexpr, LSE: tl.constexpr, PRECISION: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Grid (splits, key heads, batch). part_out [B, Hq, SPLITS, D] fp32, part_m and part_l [B, Hq, SPLITS] fp32."""
+    """Grid (splits, key heads, batch). part_out [B, Hq, SPLITS, D] fp32, part_m and part_den [B, Hq, SPLITS] fp32."""
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -65,7 +65,7 @@ def decode_kernel(
         m = tl.where(split == 0, sink, float("-inf"))                        # once, in the first split
     else:
         m = tl.full([ROWS], float("-inf"), tl.float32)
-    l = tl.where(m == float("-inf"), 0.0, 1.0)
+    den = tl.where(m == float("-inf"), 0.0, 1.0)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
 
     table = page_table + b * stride_table
@@ -94,33 +94,33 @@ def decode_kernel(
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.math.exp2(s - safe[:, None])
         keep = tl.math.exp2(m - safe)
-        l = l * keep + tl.sum(p, axis=1)
+        den = den * keep + tl.sum(p, axis=1)
         acc = _product(p.to(vb.dtype), vb, acc * keep[:, None], PRECISION, INTERPRET)
         m = new
 
     if SPLITS == 1:
-        total = l
+        total = den
         if not SINK_FIRST:
             top = tl.maximum(m, sink)
             safe = tl.where(top == float("-inf"), 0.0, top)
-            total = l * tl.math.exp2(m - safe) + tl.math.exp2(sink - safe)
+            total = den * tl.math.exp2(m - safe) + tl.math.exp2(sink - safe)
             acc = acc * tl.math.exp2(m - safe)[:, None]
         acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]               # nothing seen: 0
         tl.store(out + b * stride_ob + head[:, None] * stride_oh + offs_d[None, :], acc.to(out.dtype.element_ty),
                  mask=real[:, None])
         if LSE:
-            value = tl.where(l > 0.0, (m + tl.math.log2(tl.where(l > 0.0, l, 1.0))) * LN2, float("-inf"))
+            value = tl.where(den > 0.0, (m + tl.math.log2(tl.where(den > 0.0, den, 1.0))) * LN2, float("-inf"))
             tl.store(lse + b * NUM_HEADS + head, value, mask=real)
     else:
         place = (b * NUM_HEADS + head) * SPLITS + split
         tl.store(part_m + place, m, mask=real)
-        tl.store(part_l + place, l, mask=real)
+        tl.store(part_den + place, den, mask=real)
         tl.store(part_out + place[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=real[:, None])
 
 
 @triton.jit
 def merge_kernel(
-    sinks, out, lse, part_out, part_m, part_l, kv_lens, window, stride_ob, stride_oh,
+    sinks, out, lse, part_out, part_m, part_den, kv_lens, window, stride_ob, stride_oh,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     SPLIT_ROWS: tl.constexpr, WINDOWED: tl.constexpr, SINK_FIRST: tl.constexpr, LSE: tl.constexpr,
 ):
@@ -133,10 +133,10 @@ def merge_kernel(
     place = (b * NUM_HEADS + head) * SPLITS + split
     there = split < used
     m = tl.load(part_m + place, mask=there, other=float("-inf"))
-    l = tl.load(part_l + place, mask=there, other=0.0)
+    den = tl.load(part_den + place, mask=there, other=0.0)
     top = tl.max(m, axis=0)
     top_keys = tl.where(top == float("-inf"), 0.0, top)
-    keys = tl.sum(l * tl.math.exp2(m - top_keys), axis=0)
+    keys = tl.sum(den * tl.math.exp2(m - top_keys), axis=0)
     safe = top_keys
     total = keys
     if not SINK_FIRST:                                                       # once, here
@@ -154,10 +154,9 @@ def merge_kernel(
         tl.store(lse + b * NUM_HEADS + head, value)
 
 
-def split_count(batch: int, num_kv_heads: int, max_kv_len: int, block: int, programs: int) -> int:
+def split_count(batch: int, num_kv_heads: int, blocks: int, programs: int) -> int:
     """Splits per sequence: as many as keep the grid within `programs`, so that one wave runs it; at least 1.
 
-    At most one split per block of keys, and at most 128, which the merge reads at once.
+    blocks: key blocks of the longest sequence; a split has at least one. At most 128, which the merge reads at once.
     """
-    blocks = max(1, -(-max_kv_len // block))
     return max(1, min(blocks, programs // max(1, batch * num_kv_heads), 128))

@@ -5,7 +5,7 @@ their sequence.
 
 How: one program takes a tile of queries of one sequence, all query heads of one key head packed into its rows, and
 walks the keys in blocks with the online softmax. Before the first block it holds one virtual key whose logit is the
-sink and whose value is zero: m = sink, l = 1, acc = 0. Nothing else in the loop knows of the sink.
+sink and whose value is zero: m = sink, den = 1, acc = 0. Nothing else in the loop knows of the sink.
 
 Why packed: a tile of 128 rows is then 16 queries x 8 heads. Key blocks are read once for all eight heads, and in a
 sliding layer the keys a tile needs are window + 15 and not window + 127, which nearly halves the work. A sliding tile
@@ -52,7 +52,7 @@ def _rows_of_keys(table, n, offs_n, sequence_base, PAGED: tl.constexpr, PAGE_SIZ
 
 @triton.jit
 def _block(
-    q, acc, m, l, k, v, table, n, sequence_base, limit, position, window, scale_log2,
+    q, acc, m, den, k, v, table, n, sequence_base, limit, position, window, scale_log2,
     stride_k, stride_v, offs_d,
     BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, MASK_HIGH: tl.constexpr,
     MASK_LOW: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
@@ -81,9 +81,9 @@ def _block(
         safe = new
     p = tl.math.exp2(s * scale_log2 - safe[:, None])
     keep = tl.math.exp2(m - safe)
-    l = l * keep + tl.sum(p, axis=1)
+    den = den * keep + tl.sum(p, axis=1)
     acc = _product(p.to(vb.dtype), vb, acc * keep[:, None], PRECISION, INTERPRET)
-    return acc, new, l
+    return acc, new, den
 
 
 @triton.jit
@@ -120,10 +120,10 @@ def prefill_kernel(
 
     if SINK_FIRST:
         m = sink
-        l = tl.where(sink == float("-inf"), 0.0, 1.0)
+        den = tl.where(sink == float("-inf"), 0.0, 1.0)
     else:
         m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        l = tl.zeros([BLOCK_M], tl.float32)
+        den = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
 
     k += kv_head * stride_kh
@@ -138,27 +138,27 @@ def prefill_kernel(
         low = 0
     whole = low + tl.maximum(least + 1 - low, 0) // BLOCK_N * BLOCK_N        # before it no row is masked causally
     for n in range(low, whole, BLOCK_N):
-        acc, m, l = _block(qb, acc, m, l, k, v, table, n, k_begin, limit, position, window, scale_log2,
+        acc, m, den = _block(qb, acc, m, den, k, v, table, n, k_begin, limit, position, window, scale_log2,
                            stride_k, stride_v, offs_d,
                            BLOCK_N, PAGED, PAGE_SIZE, False, WINDOWED, PRECISION, INTERPRET)
     for n in range(whole, limit, TAIL_N):
-        acc, m, l = _block(qb, acc, m, l, k, v, table, n, k_begin, limit, position, window, scale_log2,
+        acc, m, den = _block(qb, acc, m, den, k, v, table, n, k_begin, limit, position, window, scale_log2,
                            stride_k, stride_v, offs_d,
                            TAIL_N, PAGED, PAGE_SIZE, True, WINDOWED, PRECISION, INTERPRET)
 
-    total = l
+    total = den
     if not SINK_FIRST:                                                       # fold the sink in after the loop
         top = tl.maximum(m, sink)
         safe = tl.where(top == float("-inf"), 0.0, top)
         keep = tl.math.exp2(m - safe)
-        total = l * keep + tl.math.exp2(sink - safe)
+        total = den * keep + tl.math.exp2(sink - safe)
         acc = acc * keep[:, None]
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]                   # nothing seen: 0
     tl.store(out + token[:, None] * stride_ot + head[:, None] * stride_oh + offs_d[None, :],
              acc.to(out.dtype.element_ty), mask=real[:, None])
     if LSE:
-        safe_m = tl.where(l > 0.0, m, 0.0)
-        value = tl.where(l > 0.0, (safe_m + tl.math.log2(tl.where(l > 0.0, l, 1.0))) * LN2, float("-inf"))
+        safe_m = tl.where(den > 0.0, m, 0.0)
+        value = tl.where(den > 0.0, (safe_m + tl.math.log2(tl.where(den > 0.0, den, 1.0))) * LN2, float("-inf"))
         tl.store(lse + token * NUM_HEADS + head, value, mask=real)
 
 

@@ -148,14 +148,30 @@ def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, 
 
 @triton.jit
 def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl.constexpr, NORM: tl.constexpr,
-                   BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
-    """Few tokens, first launch: one program per block of tokens and block of experts writes fp32 logits."""
-    rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    valid = rows < T
+                   BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
+    """Few tokens, first launch: one program per token and block of experts writes fp32 logits.
+
+    So few rows would leave a tensor core mostly idle, and many small programs hide the memory's latency better.
+    """
+    row = tl.program_id(0).to(tl.int64)
     experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    logits = _logits(x_ptr, gain_ptr, router_ptr, rows, valid, experts, E, H, NORM, BLOCK_T, BLOCK_E, BLOCK_H, EPS)
-    logits += tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)[None, :]
-    tl.store(logits_ptr + rows[:, None] * E + experts[None, :], logits, mask=valid[:, None] & (experts < E)[None, :])
+    scale = 1.0
+    if NORM:
+        h = tl.arange(0, H_PAD)
+        x = tl.load(x_ptr + row * H + h, mask=h < H, other=0.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / H + EPS)
+    acc = tl.zeros((BLOCK_E, BLOCK_H), dtype=tl.float32)
+    for h0 in tl.static_range(0, H, BLOCK_H):
+        h = h0 + tl.arange(0, BLOCK_H)
+        x = tl.load(x_ptr + row * H + h, mask=h < H, other=0.0)
+        w = tl.load(router_ptr + experts[:, None] * H + h[None, :], mask=(experts < E)[:, None] & (h < H)[None, :],
+                    other=0.0)
+        if NORM:
+            gain = tl.load(gain_ptr + h, mask=h < H, other=0.0).to(tl.float32)
+            x = to_dtype(x.to(tl.float32) * scale * gain, x_ptr.dtype.element_ty)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    bias = tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)
+    tl.store(logits_ptr + row * E + experts, tl.sum(acc, axis=1) + bias, mask=experts < E)
 
 
 @triton.jit
@@ -311,7 +327,7 @@ def route(
     token_of, row_expert = torch.empty(2, tiles * align, **i32).unbind(0)
     tables = (counts, starts, tile_expert, tile_rows, row_expert)
     block_e = max(16, triton.next_power_of_2(e))
-    shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8}
+    shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8 if t <= 16 else 32}
     choice = {"TOP_PAD": triton.next_power_of_2(experts_per_token), "SOFTMAX_BEFORE": softmax == "before",
               "ROUND_LOGITS": logits_dtype == torch.bfloat16}
     norm = {"H": h, "NORM": norm_weight is not None, "EPS": norm_eps}
@@ -319,12 +335,13 @@ def route(
     local = (first, last - first)
     if t <= FEW_TOKENS:
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        _logits_kernel[(triton.cdiv(t, 16), triton.cdiv(e, 16))](
-            x, gain, router_weight, router_bias, logits, t, e, **norm, BLOCK_T=16, BLOCK_E=16,
-            BLOCK_H=min(512, triton.next_power_of_2(h)), num_warps=4)
+        _logits_kernel[(t, triton.cdiv(e, 8))](
+            x, gain, router_weight, router_bias, logits, t, e, **norm, BLOCK_E=8,
+            BLOCK_H=min(1024, triton.next_power_of_2(h)), H_PAD=triton.next_power_of_2(h), num_warps=8)
+        few = min(32, triton.next_power_of_2(t))
         _choose_and_place_kernel[(1,)](
-            logits, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice,
-            BLOCK_T=16 if t <= 16 else 32, SLOTS=64 if t <= 16 else 128, num_warps=8)
+            logits, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
+            SLOTS=max(16, min(128, triton.next_power_of_2(few * experts_per_token))), num_warps=4 if t <= 16 else 8)
     else:
         block_t = 64
         blocks = triton.cdiv(t, block_t)

@@ -1,6 +1,5 @@
-"""Every command: what it prints, and that each error is one line on stderr with the right exit code and no traceback."""
+"""Every command: what it prints, and that each error is one line on stderr with the right exit code."""
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -42,13 +41,19 @@ def done(run):
 
 def cli(*arguments, **changes):
     """The command in a process of its own."""
-    return subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120, **changes)
+    command = [*PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **changes)
 
 
-# -- start --------------------------------------------------------------------------------------------------------------
+def python(code):
+    """What a Python program prints."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
 def test_help_lists_every_command_and_loads_nothing_heavy():
-    code = "import sys; from gptoss_lab.cli import main; main(['--help']); print({'torch', 'numpy', 'jsonschema'} & set(sys.modules))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = python("import sys; from gptoss_lab.cli import main; main(['--help']); "
+                   "print({'torch', 'numpy', 'jsonschema'} & set(sys.modules))")
     assert shown.rstrip().endswith("set()")
     for command in ("capabilities", "inspect", "synth", "convert", "generate", "chat", "results", "bench"):
         assert f" {command} " in shown
@@ -57,9 +62,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
 def test_help_starts_fast():
     """Under half a second of CPU time, the best of three (measured 0.17 s on the wall when the machine was idle)."""
     code = "import time; from gptoss_lab.cli import main; main(['--help']); print(time.process_time())"
-    times = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()[-1])
-             for _ in range(3)]
-    assert min(times) < 0.5
+    assert min(float(python(code).split()[-1]) for _ in range(3)) < 0.5
 
 
 def test_installed_program_and_version():
@@ -78,7 +81,7 @@ def test_runner_of_typer_finds_the_same_commands():
     assert shown.exit_code == 0 and json.loads(shown.stdout)["config"]["num_experts"] == 16
 
 
-# -- capabilities -------------------------------------------------------------------------------------------------------
+# -- capabilities ------------------------------------------------------------------------------------------------------
 def test_capabilities(done):
     shown = done("capabilities")
     for text in ("notebooks on the nano checkpoint", "own Hopper kernels", "gpt-oss-120b", "mxfp4", "free disk"):
@@ -87,7 +90,7 @@ def test_capabilities(done):
     assert {"machine", "abilities", "fits"} == set(report) and report["machine"]["cores"] >= 1
 
 
-# -- inspect ------------------------------------------------------------------------------------------------------------
+# -- inspect -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "hf", "original", "size", "parameters", "active"), [
     ("gpt-oss-20b", 459, 363, 13_761_264_768, 20_914_757_184, 3_608_307_264),
     ("gpt-oss-120b", 687, 543, 65_248_815_744, 116_829_156_672, 5_132_849_472),
@@ -120,7 +123,7 @@ def test_inspect_of_a_config_alone(done):
     assert json.loads(done("inspect", CONFIG, "--json"))["config"]["vocab_size"] == 320
 
 
-# -- synth, convert -----------------------------------------------------------------------------------------------------
+# -- synth, convert ----------------------------------------------------------------------------------------------------
 def test_synth_then_convert_then_back(done, tmp_path):
     shown = done("synth", tmp_path / "a", "--config", CONFIG, "--layers", 2, "--layout", "original", "--device", "cpu")
     assert f"{3 + 15 * 2} tensors in 1 files" in shown
@@ -128,7 +131,7 @@ def test_synth_then_convert_then_back(done, tmp_path):
     assert f"{3 + 15 * 2} tensors" in shown and "exact: all 4 converted weights keep their values, proven in " in shown
     assert json.loads(done("inspect", tmp_path / "b", "--json"))["checkpoint"]["layout"] == "fp8"
     assert "exact: all 4" in done("convert", tmp_path / "b", tmp_path / "c", "--to", "bf16", "--device", "cpu")
-    totals = json.loads(done("convert", tmp_path / "a", tmp_path / "d", "--scales", "amax", "--json", "--device", "cpu"))
+    totals = json.loads(done("convert", tmp_path / "a", tmp_path / "d", "--scales", "amax", "--json"))
     assert totals["weights_exact"] < totals["weights_converted"] and totals["max_abs_error"] > 0
 
 
@@ -141,7 +144,7 @@ def test_convert_reports_rounding_and_exact_refuses_it(run, done, tmp_path):
         (tmp_path / "c").stat()
 
 
-# -- generate -----------------------------------------------------------------------------------------------------------
+# -- generate ----------------------------------------------------------------------------------------------------------
 GENERATE = ("generate", "--checkpoint", TINY / "hf", "--dtype", "float32", "--device", "cpu", "--max-tokens", 4)
 
 
@@ -161,7 +164,8 @@ def test_generate_is_the_engine(done):
 
 
 def test_generate_streams_json_lines(done):
-    lines = [json.loads(line) for line in done(*GENERATE, "5", "6", "--json", "--logprobs", "--no-stop", "--seed", 1).splitlines()]
+    shown = done(*GENERATE, "5", "6", "--json", "--logprobs", "--no-stop", "--seed", 1)
+    lines = [json.loads(line) for line in shown.splitlines()]
     assert [line["sequence"] for line in lines] == [0, 1] * 4
     assert [line["finish"] for line in lines] == [None] * 6 + ["length"] * 2
     assert all(line["logprob"] < 0 and 0 <= line["token"] < 320 for line in lines)
@@ -177,9 +181,10 @@ def test_generate_stops_and_reads_stdin(run, monkeypatch):
     assert err.startswith("3 prompt tokens in ") and err.endswith(" tokens/s\n") and err.count("\n") == 1
 
 
-# -- results, bench -----------------------------------------------------------------------------------------------------
+# -- results, bench ----------------------------------------------------------------------------------------------------
 def measured(value, **conditions):
-    return make_row("convert", "mxfp4 to fp8, whole", "torch cpu", "seconds", [value], "s", statistic="single", **conditions)
+    case = ("convert", "mxfp4 to fp8, whole", "torch cpu", "seconds")
+    return make_row(*case, [value], "s", statistic="single", **conditions)
 
 
 def test_results_diff_sets_both_side_by_side(done, tmp_path, monkeypatch):
@@ -204,7 +209,37 @@ def test_bench_convert_writes_rows_and_says_how_near_the_bound(run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]
 
 
-# -- errors -------------------------------------------------------------------------------------------------------------
+def test_bench_of_kernels_hands_the_chosen_cases_to_the_suite(run, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("gptoss_lab.bench.attention.run", lambda *given: calls.append(given))
+    out = tmp_path / "rows.jsonl"
+    shown = run("bench", "attention", "--only", "decode/full/8192", "--repetitions", 5, "--out", out)
+    assert shown == (0, "", f"rows added to {out}\n")
+    [(path, cases, repetitions)] = calls
+    assert (path, repetitions) == (out, 5) and len(cases) >= 1
+    assert all("decode/full/8192" in case.name for case in cases)
+
+
+def test_bench_keeps_the_rows_that_failed_and_says_why(run, monkeypatch, tmp_path):
+    made = [
+        make_row("prefill", "forward", "reference", "seconds", [4.0], "s", bound=1.0, statistic="single"),
+        make_row("prefill", "forward", "reference", "tflops", [50.0], "TFLOP/s", bound=200.0, statistic="single"),
+        make_row("prefill", "long", "reference", "seconds", [], "s", failed="out of memory at 9 tokens"),
+    ]
+    monkeypatch.setattr("gptoss_lab.bench.whole.bench", lambda *_: made)
+    code, out, _ = run("bench", "whole", "--model", "nano", "--device", "cpu", "--out", tmp_path / "rows.jsonl")
+    assert code == 0 and out.count("25.0%") == 2 and "out of memory at 9 tokens" in out
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 3
+
+
+def test_bench_of_kernels_without_a_gpu_says_so(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = run("bench", "attention", "--out", tmp_path / "rows.jsonl")
+    assert (code, out) == (1, "") and err == "gptoss-lab: the attention benchmark needs a CUDA GPU and torch sees none\n"
+    assert not list(tmp_path.iterdir())
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
 ERRORS = [
     (["nonsense"], 2, "No such command 'nonsense'."),
     (["--nonsense"], 2, "No such option: --nonsense"),
@@ -243,7 +278,7 @@ ERRORS = [
     (["generate", "5", "--seed", "-1"], 2, "sampling seed is -1"),
     (["generate", "5", "--dtype", "int8"], 2, "'int8' is not one of"),
     (["generate", "5", "--checkpoint", "{tmp}/none"], 1, "none does not exist"),
-    (["generate", "5,320", "--checkpoint", "{tiny}/hf"], 1, "prompt 0: token id 320 at position 1 is out of range; ids are 0..319"),
+    (["generate", "5,320", "--checkpoint", "{tiny}/hf"], 1, "prompt 0: token id 320 at position 1 is out of range"),
     (["generate", "5", "--stop", "320", "--checkpoint", "{tiny}/hf"], 1, "sequence 0: stop id 320 is out of range"),
     (["chat", "--once", "x", "--checkpoint", "{tmp}/none"], 1, "none does not exist"),
     (["chat", "--once", "x", "--checkpoint", "{tiny}/hf"], 1, "is out of range; ids are 0..319"),
@@ -271,7 +306,7 @@ def broken_things(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("arguments", "code", "text"), ERRORS, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+@pytest.mark.parametrize(("arguments", "code", "text"), ERRORS, ids=[" ".join(arguments) for arguments, *_ in ERRORS])
 def test_every_error_is_one_line(run, broken_things, arguments, code, text):
     before = sorted(broken_things.rglob("*"))
     got, out, err = run(*(a.format(tmp=broken_things, tiny=TINY) for a in arguments))
@@ -310,29 +345,30 @@ def test_a_full_memory_and_an_unreadable_file_are_said_plainly(run, monkeypatch)
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    with subprocess.Popen([*PROGRAM, "inspect", "--preset", "nano"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command, pipe = [*PROGRAM, "inspect", "--preset", "nano"], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals are sent as on POSIX")
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc to see that the chat waits for input")
 def test_interrupted_chat_ends_with_130_and_one_line():
     command = [*PROGRAM, "chat", "--checkpoint", str(TINY / "hf"), "--device", "cpu"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        waiting_for_input(process.pid)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        wait_until_it_waits(Path(f"/proc/{process.pid}"))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "gptoss-lab: interrupted\n")
 
 
-def waiting_for_input(pid):
-    """Wait until the process has loaded its model and reads from stdin: it sleeps, and has imported torch."""
-    deadline = time.monotonic() + 90
-    calm = 0
+def wait_until_it_waits(process):
+    """Until the process has mapped its weights and has slept for a second: then it reads from stdin."""
+    deadline, calm = time.monotonic() + 90, 0
     while calm < 10:
         assert time.monotonic() < deadline, "the chat never waited for input"
-        maps = Path(f"/proc/{pid}/maps").read_text() if Path(f"/proc/{pid}/maps").exists() else "model.safetensors"
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] if Path(f"/proc/{pid}/stat").exists() else "S"
-        calm = calm + 1 if state == "S" and "model.safetensors" in maps else 0
+        loaded = "model.safetensors" in (process / "maps").read_text()
+        state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        calm = calm + 1 if state == "S" and loaded else 0
         time.sleep(0.1)

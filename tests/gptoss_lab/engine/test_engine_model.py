@@ -1,4 +1,4 @@
-"""The engine on the real model code: tiny weights in fp32, so that only arithmetic can make a batch differ from one alone."""
+"""The engine on the real model code: tiny weights in fp32, where a batch and one alone differ by rounding at most."""
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +93,11 @@ def test_a_prompt_longer_than_the_window_and_a_batch_with_a_short_one(model):
     long = torch.randint(0, 320, (70,), generator=torch.Generator().manual_seed(0)).tolist()
     done = Engine(model, PlainDecoder(model, step_tokens=16)).complete([long, [3]], greedy(8))
     assert [c.tokens for c in done] == [by_full_passes(model, long, 8), by_full_passes(model, [3], 8)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+def test_engine_on_a_gpu_in_fp32_gives_the_tokens_of_the_cpu(model):
+    prompts = [[5, 6, 7], [8], list(range(40))]
+    on_gpu = Engine(load_model(TINY / "hf", device="cuda", dtype=torch.float32)).complete(prompts, greedy(12))
+    assert [c.tokens for c in on_gpu] == [c.tokens for c in Engine(model).complete(prompts, greedy(12))]

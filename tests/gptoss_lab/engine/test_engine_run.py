@@ -19,7 +19,7 @@ CONFIG = dataclasses.replace(
 
 
 class Successor:
-    """After token t the likeliest is t + 1, whatever came before. Records every call, and follows the cache protocol."""
+    """After token t the likeliest is t + 1, whatever came before. Records every call."""
 
     config, device = CONFIG, torch.device("cpu")
 
@@ -164,7 +164,7 @@ def test_bad_prompts_are_refused_before_anything_runs(prompts, message):
 def test_id_201088_of_the_released_vocabulary_is_refused():
     """The chat library defines this id, one past the model's last row."""
     model = SimpleNamespace(config=preset("gpt-oss-20b"), device=torch.device("cpu"))
-    with pytest.raises(PromptError, match=r"^prompt 0: token id 201088 at position 2 is out of range; ids are 0\.\.201087$"):
+    with pytest.raises(PromptError, match=r"^prompt 0: token id 201088 at position 2 is out .* ids are 0\.\.201087$"):
         Engine(model).generate([[5, 201087, 201088]])
 
 

@@ -50,7 +50,8 @@ def test_temperature_is_a_power_of_the_distribution():
     logits = [math.log(w) for w in (1, 2, 4)]
     assert one_row(logits, temperature=0.5).tolist() == pytest.approx([1 / 21, 4 / 21, 16 / 21], abs=1e-7)
     total = 3 + math.sqrt(2)
-    assert one_row(logits, temperature=2.0).tolist() == pytest.approx([1 / total, math.sqrt(2) / total, 2 / total], abs=1e-7)
+    flat = [1 / total, math.sqrt(2) / total, 2 / total]
+    assert one_row(logits, temperature=2.0).tolist() == pytest.approx(flat, abs=1e-7)
     assert one_row(logits, temperature=1e-300).tolist() == [0, 0, 1]
 
 
@@ -100,8 +101,8 @@ def test_share_of_uniforms_is_the_probability(size):
     assert (counts - 20_000 * weights / weights.sum()).abs().max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize(("over", "draw"), [("seeds", lambda i: uniform(i, 75)), ("positions", lambda i: uniform(1234, i))])
-def test_uniforms_are_uniform_and_independent(over, draw):
+@pytest.mark.parametrize("draw", [lambda i: uniform(i, 75), lambda i: uniform(1234, i)], ids=["seeds", "positions"])
+def test_uniforms_are_uniform_and_independent(draw):
     """Chi-square of 16 bins, and of 4 x 4 bins of neighbouring draws; 15 degrees of freedom, 99.9 % quantile 37.70."""
     draws = np.array([draw(i) for i in range(8000)])
     assert draws.min() >= 0 and draws.max() < 1
@@ -112,7 +113,7 @@ def test_uniforms_are_uniform_and_independent(over, draw):
 
 
 def test_choose_draws_the_distribution_it_was_given():
-    """Chi-square of 6000 draws with temperature, top-k and top-p together: kept are 16, 9, 4, 1 of 30 (3 degrees, 16.27)."""
+    """Chi-square of 6000 draws with temperature, top-k and top-p: kept are 16, 9, 4, 1 of 30 (3 degrees, 16.27)."""
     logits = torch.tensor([math.log(w) for w in (2, 3, 1, 4)] + [-4.0] * 20)
     rows = 6000
     params = [SamplingParams(temperature=0.5, top_k=4, top_p=0.999, seed=seed) for seed in range(rows)]
@@ -135,6 +136,15 @@ def test_a_row_does_not_feel_its_neighbours():
     backwards = choose(logits.flip(0), params[::-1], [8, 7, 6, 5, 4]).tolist()[::-1]
     assert together == alone == backwards
     assert together != choose(logits, params, [14, 15, 16, 17, 18]).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+def test_a_gpu_draws_what_the_cpu_draws():
+    logits = torch.randn(6, 201_088, generator=torch.Generator().manual_seed(0)) * 4
+    cuts = [(1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1.0), (1.0, 2000, 0.95), (0.0, 0, 1.0), (1.0, 0, 0.9999)]
+    params = [SamplingParams(*cut, seed=seed) for seed, cut in enumerate(cuts)]
+    assert choose(logits, params, range(6)).tolist() == choose(logits.cuda(), params, range(6)).tolist()
 
 
 def test_float64_over_the_real_vocabulary():
@@ -168,7 +178,8 @@ def test_logits_that_cannot_be_drawn_from(bad, shown):
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "1"), ("temperature", True),
+    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "1"),
+    ("temperature", True),
     ("top_k", -1), ("top_k", 2.5), ("top_k", math.nan),
     ("top_p", 0.0), ("top_p", -0.5), ("top_p", 1.0001), ("top_p", math.nan), ("top_p", None),
     ("seed", -1), ("seed", 2**64), ("seed", 0.5),

@@ -7,6 +7,7 @@ import torch
 from gptoss_lab.checkpoint.manifest import count_parameters, manifest, total_bytes
 from gptoss_lab.config import preset
 from gptoss_lab.viz import activation, cache, exponents, hierarchy, recorded, routing, sinks, sizes, style, window, yarn
+from gptoss_lab.viz.table import table
 
 MODELS = ("gpt-oss-20b", "gpt-oss-120b", "nano")
 
@@ -141,7 +142,7 @@ def row(**changes):
 
 
 def test_a_table_names_origin_machine_and_share_of_the_bound():
-    line = recorded.table([row()]).iloc[0]
+    line = recorded.result_table([row()]).frame.iloc[0]
     assert (line["origin"], line["machine"], line["% of bound"], line["value"]) == ("recorded", "NVIDIA H200", "25", "2")
     assert line["conditions"] == "tokens 8192"
 
@@ -150,12 +151,22 @@ def test_a_rate_is_measured_the_other_way_round_and_a_failure_says_why():
     assert recorded.share_of_bound("tflops", 400.0, 800.0) == "50"
     assert recorded.share_of_bound("tflops", 400.0, None) == ""
     failed = row(value=None, gpu=None, conditions={"failed": "out of memory"})
-    line = recorded.table([failed]).iloc[0]
+    line = recorded.result_table([failed]).frame.iloc[0]
     assert line["value"] == "failed: out of memory" and line["machine"] == "CPU" and line["% of bound"] == ""
 
 
 def test_no_rows_give_an_empty_table_with_its_columns():
-    assert recorded.table([]).columns[0] == "origin" and len(recorded.table([])) == 0
+    empty = recorded.result_table([]).frame
+    assert tuple(empty.columns) == recorded.COLUMNS and len(empty) == 0
+
+
+# -- table -------------------------------------------------------------------------------------------------------------
+def test_a_table_shows_long_cells_whole_and_escapes_them():
+    shown = table([["a <b>" + "x" * 200, 1234567, "1.88"]], ["what", "count", "ratio"])
+    page = shown._repr_html_()
+    assert "a &lt;b&gt;" + "x" * 200 in page and "..." not in page
+    assert '<td style="text-align:right">1,234,567</td>' in page and '<td style="text-align:right">1.88</td>' in page
+    assert '<td style="text-align:left">a &lt;' in page and "x" * 200 in str(shown)
 
 
 # -- style -------------------------------------------------------------------------------------------------------------

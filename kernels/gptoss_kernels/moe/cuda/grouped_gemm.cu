@@ -62,7 +62,7 @@ struct Shared {                                                         // after
     alignas(8) uint64 full[STAGES], empty[STAGES], tile_full[2], tile_empty[2];
 };
 
-constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + 2 * OUT_BYTES + (int)sizeof(Shared);
+constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * OUT_BYTES + (int)sizeof(Shared);
 extern "C" __device__ const int grouped_gemm_shared_bytes = SHARED_BYTES;
 
 // Work items of an expert with t row tiles: pairs of row tiles for each column tile, and for an odd last row tile the
@@ -73,7 +73,8 @@ DEVICE int items_of(int tiles) {
 }
 
 DEVICE void make_schedule(Shared& s, const int* counts) {               // one warp: prefix sums over the experts
-    int lane = threadIdx.x & 31, items = 0, tiles = 0;
+    int lane = thread_index() & 31, items = 0, tiles = 0;
+#pragma unroll 1
     for (int e0 = 0; e0 < EXPERTS; e0 += 32) {
         int t = e0 + lane < EXPERTS ? (counts[e0 + lane] + TILE_M - 1) / TILE_M : 0, w = items_of(t);
         int st = t, sw = w;
@@ -150,7 +151,7 @@ DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float*
 // One warp, a tile ahead: what the tile is, its bias, the scales of its weights.
 DEVICE void describe(const float* sb, const float* bias, Shared& s, const int* counts, int rank, int cluster,
                      int clusters) {
-    int lane = threadIdx.x & 31, total = s.items[EXPERTS];
+    int lane = thread_index() & 31, total = s.items[EXPERTS];
     Turn<2> turn;
     for (int index = cluster; index < total; index += clusters, turn.next()) {
         Item item = find_item(s, counts, index, rank);
@@ -200,7 +201,7 @@ DEVICE void promote(float (&acc)[HELD], const float (&part)[HELD], float upper, 
 }
 
 DEVICE void release(Shared& s, int stage) {                             // this warp has read the stage: tell both CTAs
-    int lane = threadIdx.x & 31;
+    int lane = thread_index() & 31;
     if (lane < 2) barrier_arrive(shared_address(&s.empty[stage]), lane);
 }
 
@@ -264,7 +265,7 @@ DEVICE void skip(Turn<STAGES>& turn, Shared& s) {
 }
 
 DEVICE void start_accumulator(float (&acc)[HELD], const float* bias) {
-    const float2* at = (const float2*)(bias + 2 * (threadIdx.x & 3));
+    const float2* at = (const float2*)(bias + 2 * (thread_index() & 3));
 #pragma unroll
     for (int j = 0; j < HELD / 4; ++j) {
         float2 b = at[4 * j];
@@ -275,7 +276,7 @@ DEVICE void start_accumulator(float (&acc)[HELD], const float* bias) {
 
 // Lane q of four holds word j of columns 8 j + 2 q; afterwards it holds the four words of columns 8 q .. 8 q + 7.
 DEVICE uint4 transpose_quad(uint32 w0, uint32 w1, uint32 w2, uint32 w3) {
-    int q = threadIdx.x & 3;
+    int q = thread_index() & 3;
     bool odd = q & 1, high = q & 2;
     uint32 give0 = odd ? w0 : w1, give1 = odd ? w2 : w3;
     uint32 got0 = __shfl_xor_sync(~0u, give0, 1), got1 = __shfl_xor_sync(~0u, give1, 1);
@@ -288,7 +289,7 @@ DEVICE uint4 transpose_quad(uint32 w0, uint32 w1, uint32 w2, uint32 w3) {
 
 // WIDTH columns of two rows a thread, as bf16, 16 bytes at a time; only real rows and columns below N.
 DEVICE void store_bf16(const float (&acc)[HELD], uint16* out, int row, int real, int n0) {
-    int q = threadIdx.x & 3;
+    int q = thread_index() & 3;
 #pragma unroll
     for (int c = 0; c < WIDTH / 32; ++c) {                              // 32 columns
         const float* x = acc + 16 * c;
@@ -345,8 +346,8 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool
     lower = over_quad(lower);
     float scale_upper = upper > 0.0f ? upper * (1.0f / 448.0f) : 1.0f, scale_lower = lower > 0.0f ? lower * (1.0f / 448.0f) : 1.0f;
     float to_upper = 1.0f / scale_upper, to_lower = 1.0f / scale_lower;
-    bool leader = (threadIdx.x & 127) == 0;
-    int q = threadIdx.x & 3, mine = row - 64 * half;
+    bool leader = (thread_index() & 127) == 0;
+    int q = thread_index() & 3, mine = row - 64 * half;
     staging += half * OUT_BYTES;
     if (leader) tma_store_wait_read<0>();
     named_sync(1 + half, 128);
@@ -367,7 +368,7 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool
 // A warpgroup: 64 rows of every tile.
 DEVICE void consume(const TensorMap* out_map, uint16* out, float* out_scale, int out_scale_stride, uint32 data,
                     uint32 staging, Shared& s, int half, int cluster, int clusters) {
-    int row = half * 64 + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4, total = s.items[EXPERTS];
+    int row = half * 64 + (thread_index() / 32 & 3) * 16 + (thread_index() & 31) / 4, total = s.items[EXPERTS];
     Turn<STAGES> turn;
     Turn<2> at;
     for (int index = cluster; index < total; index += clusters, at.next()) {
@@ -401,21 +402,20 @@ DEVICE void consume(const TensorMap* out_map, uint16* out, float* out_scale, int
         finish_swiglu(acc[0], acc[PARTS - 1], both, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
 #endif
     }
-    if ((threadIdx.x & 127) == 0) tma_store_wait<0>();
+    if ((thread_index() & 127) == 0) tma_store_wait<0>();
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
              const __grid_constant__ TensorMap out_map, uint16* out, const float* sa, int sa_stride, const float* sb,
              const float* bias, const int* counts, float* out_scale, int out_scale_stride) {
-    extern __shared__ uint8 raw[];
-    uint32 data = (shared_address(raw) + 1023) & ~1023u;                // swizzled tiles start at multiples of 1024
-    uint32 staging = data + STAGES * STAGE_BYTES;
-    Shared& s = *(Shared*)(raw + (staging + 2 * OUT_BYTES - shared_address(raw)));
-    int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2, warp = threadIdx.x / 32;
+    extern __shared__ __align__(1024) uint8 raw[];                      // swizzled tiles start at multiples of 1024
+    uint32 data = shared_address(raw), staging = data + STAGES * STAGE_BYTES;
+    Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES + 2 * OUT_BYTES);
+    int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2, warp = thread_index() / 32;
 
     if (warp == 0) make_schedule(s, counts);
-    if (threadIdx.x == 32) {
+    if (thread_index() == 32) {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(shared_address(&s.full[i]), 1);
             barrier_init(shared_address(&s.empty[i]), 16);              // eight warps of each CTA of the cluster
@@ -426,16 +426,16 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         }
         barrier_init_fence();
     }
-    if (threadIdx.x == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); }
+    if (thread_index() == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); }
     __syncthreads();
     cluster_sync();
 
     if (warp >= 8) {
-        registers_shrink<40>();
-        if (threadIdx.x == 256) produce(&a_map, &b_map, sa, sa_stride, data, s, counts, rank, cluster, clusters);
+        registers_shrink<56>();
+        if (thread_index() == 256) produce(&a_map, &b_map, sa, sa_stride, data, s, counts, rank, cluster, clusters);
         if (warp == 9) describe(sb, bias, s, counts, rank, cluster, clusters);
     } else {
-        registers_grow<232>();
+        registers_grow<224>();
         consume(&out_map, out, out_scale, out_scale_stride, data, staging, s, __shfl_sync(~0u, warp / 4, 0), cluster,
                 clusters);
     }

@@ -14,6 +14,9 @@ struct alignas(64) TensorMap { uint8 opaque[128]; };            // filled by cuT
 
 DEVICE uint32 shared_address(const void* p) { return (uint32)__cvta_generic_to_shared(p); }
 
+// Read anew at each use: kept in a register across setmaxnreg it would be spilled.
+DEVICE int thread_index() { int i; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i)); return i; }
+
 DEVICE uint32 cluster_rank() { uint32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 
 DEVICE void cluster_sync() {

@@ -9,7 +9,8 @@ count each visible key and value once, and the query and output.
 """
 from __future__ import annotations
 
-import sys
+import argparse
+import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,10 +143,13 @@ def sampled_error(case: Case, given: Inputs, out: torch.Tensor, sinks: torch.Ten
     return float((a - b).norm() / b.norm()) if bool(torch.isfinite(a).all()) else float("inf")
 
 
-def gather_runs(case: Case, given: Inputs, backends: Iterable[str]) -> tuple[dict[str, Callable], dict[str, str]]:
+def gather_runs(
+    case: Case, given: Inputs, backends: Iterable[str], build: bool = True
+) -> tuple[dict[str, Callable], dict[str, str]]:
     """Every run of a case that checks out, by name, and why the others are missing.
 
-    Names: the backend; the backend + " without sinks"; the peers of `attention_peers`. A decode is captured in a CUDA
+    Names: the backend; the backend + " without sinks" (the same kernel, given None); the peers of `attention_peers`,
+    which are built first if they are not and `build` says so. A decode is captured in a CUDA
     graph, as an engine would run it.
     """
     runs: dict[str, Callable[[], Any]] = {}
@@ -170,15 +174,19 @@ def gather_runs(case: Case, given: Inputs, backends: Iterable[str]) -> tuple[dic
         add(name, lambda run=run: run(given.sinks), given.sinks)
         if backend in ("triton", "xqa", "gluon"):
             add(f"{backend} without sinks", lambda run=run: run(None), None)
-    for name, (run, sinks) in attention_peers.peers(case, given).items():
+    found, unbuilt = attention_peers.peers(case, given, build)
+    for name, (run, sinks) in found.items():
         add(name, run, sinks)
+    missing |= unbuilt
     return runs, missing
 
 
-def measure(case: Case, backends: Sequence[str] | None = None, repetitions: int = 9) -> list[dict[str, Any]]:
-    """Result rows of a case: one of microseconds and one of TFLOP/s or GB/s for each run, one for each that is missing."""
+def measure(
+    case: Case, backends: Sequence[str] | None = None, repetitions: int = 9, build: bool = True
+) -> list[dict[str, Any]]:
+    """Result rows of a case: microseconds and TFLOP/s or GB/s for each run, and one for each that is missing."""
     given = Inputs(case)
-    runs, missing = gather_runs(case, given, backends or BACKENDS[case.form])
+    runs, missing = gather_runs(case, given, backends or BACKENDS[case.form], build)
     readings = timing.interleaved(runs, repetitions)
     first = next(iter(runs.values()), None)
     clocks = timing.clocks_under(first, 0.3) if first else None
@@ -233,7 +241,10 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run(path: str | Path | None = None, cases: Iterable[Case] = CASES, repetitions: int = 9) -> list[dict[str, Any]]:
+def run(
+    path: str | Path | None = None, cases: Iterable[Case] = CASES, repetitions: int = 9, build: bool = True,
+    backends: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
     """Check and time the cases, print the table as it grows, write the rows to `path` (.jsonl) after each case.
 
     A case that does not fit the GPU's memory leaves a row that says so. Needs a CUDA GPU; RuntimeError without one.
@@ -243,7 +254,8 @@ def run(path: str | Path | None = None, cases: Iterable[Case] = CASES, repetitio
     every: list[dict[str, Any]] = []
     for case in cases:
         try:
-            rows = measure(case, repetitions=max(3, repetitions // 2) if case.q_len > 65536 else repetitions)
+            fewer = max(3, repetitions // 2) if case.q_len > 65536 else repetitions
+            rows = measure(case, backends, fewer, build)
         except torch.cuda.OutOfMemoryError as error:
             rows = [_missing_row(case, "all", f"does not fit: {str(error).splitlines()[0]}")]
         except RuntimeError as error:
@@ -256,5 +268,18 @@ def run(path: str | Path | None = None, cases: Iterable[Case] = CASES, repetitio
     return every
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line: python -m gptoss_lab.bench.attention [PATH.jsonl] [options]; --help lists them."""
+    parser = argparse.ArgumentParser(prog="gptoss_lab.bench.attention", description=__doc__.splitlines()[0])
+    parser.add_argument("path", nargs="?", help="where to write the rows (.jsonl)")
+    parser.add_argument("--cases", nargs="*", default=["*"], help="only cases of these names, for example 'decode/full/*'")
+    parser.add_argument("--backends", nargs="*", help="only these backends")
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--no-build", action="store_true", help="leave out peers whose module is not built yet")
+    given = parser.parse_args(arguments)
+    cases = [case for case in CASES if any(fnmatch.fnmatch(case.name, wanted) for wanted in given.cases)]
+    run(given.path, cases, given.repetitions, not given.no_build, given.backends)
+
+
 if __name__ == "__main__":
-    run(sys.argv[1] if len(sys.argv) > 1 else None, repetitions=int(sys.argv[2]) if len(sys.argv) > 2 else 9)
+    main()

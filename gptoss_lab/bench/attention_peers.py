@@ -14,23 +14,32 @@ import torch
 STOCK, PLAIN = "AttentionSink", "without sinks"
 
 
-def peers(case: Any, given: Any) -> dict[str, tuple[Callable[[], Any], torch.Tensor | None]]:
-    """run() and the sinks it applies, by name, for a prefill case; a decode has its peers in the backends themselves."""
+def peers(case: Any, given: Any, build: bool) -> tuple[dict[str, tuple[Callable[[], Any], Any]], dict[str, str]]:
+    """(run() and the sinks it applies, by name; why others are missing) for a prefill. Decode has its peers in itself.
+
+    build: compile modules that are not built yet, which takes minutes; else they are missing.
+    """
     if case.form == "decode" or importlib.util.find_spec("flashinfer") is None:
-        return {}
-    from gptoss_kernels.attention.flashinfer_backend import flashinfer_obstacle
+        return {}, {}
+    from gptoss_kernels.attention.backends import flashinfer_obstacle
+    from gptoss_kernels.attention.flashinfer_jit import ensure_built
 
     if flashinfer_obstacle(layer=case.layer, device=torch.device("cuda")) is not None:
-        return {}
+        return {}, {}
     template = "fa3" if case.window is None else "fa2"         # the faster one for the kind of layer
-    return {
-        f"flashinfer-{template} {STOCK}": (_stock(case, given, template), given.sinks),
-        f"flashinfer-{template} {PLAIN}": (_plain(case, given, template), None),
-    }
+    found, missing = {}, {}
+    for kind, module, sinks in ((STOCK, _stock, given.sinks), (PLAIN, _plain, None)):
+        spec, start = module(case, given, template)
+        if build or spec.is_compiled:
+            ensure_built(spec)
+            found[f"flashinfer-{template} {kind}"] = (start(), sinks)
+        else:
+            missing[f"flashinfer-{template} {kind}"] = "its module is not built"
+    return found, missing
 
 
 def peer_of(name: str, readings: Mapping[str, Any]) -> str | None:
-    """The run a row is set beside: in prefill FlashInfer's ready-made variant; in decode XQA, and XQA beside itself bare."""
+    """The run a row is set beside: FlashInfer's ready-made variant in prefill, XQA in decode, XQA beside itself bare."""
     if name.endswith(STOCK):
         return None
     if name.endswith(PLAIN):
@@ -65,8 +74,9 @@ def _tensors(case: Any, given: Any) -> tuple[Any, ...]:
     return (given.q, *given.keys) if case.form == "prefill" else (given.q, tuple(given.keys))
 
 
-def _stock(case: Any, given: Any, template: str) -> Callable[[], Any]:
-    from gptoss_kernels.attention.flashinfer_jit import ensure_built, prepare
+def _stock(case: Any, given: Any, template: str) -> tuple[Any, Callable[[], Callable[[], Any]]]:
+    """FlashInfer's own AttentionSink variant: its JitSpec, and what makes the run once that is built."""
+    from gptoss_kernels.attention.flashinfer_jit import prepare
 
     prepare()
     from flashinfer.jit.attention import gen_customize_batch_prefill_module
@@ -78,21 +88,29 @@ def _stock(case: Any, given: Any, template: str) -> Callable[[], Any]:
                  n.head_dim, n.head_dim, ["sink"], ["float"], ["sm_scale"], ["double"], "AttentionSink",
                  attention_sink_decl[template]]
     keywords = {"use_sliding_window": windowed}
-    ensure_built(gen_customize_batch_prefill_module(template, *arguments, **keywords))
-    wrapper = _wrapper(case, template, jit_args=arguments, jit_kwargs=keywords)
-    _plan(case, given, wrapper)
-    return lambda: wrapper.run(*_tensors(case, given), given.sinks, n.softmax_scale, out=given.out)
+
+    def start() -> Callable[[], Any]:
+        wrapper = _wrapper(case, template, jit_args=arguments, jit_kwargs=keywords)
+        _plan(case, given, wrapper)
+        return lambda: wrapper.run(*_tensors(case, given), given.sinks, n.softmax_scale, out=given.out)
+
+    return gen_customize_batch_prefill_module(template, *arguments, **keywords), start
 
 
-def _plain(case: Any, given: Any, template: str) -> Callable[[], Any]:
-    from gptoss_kernels.attention.flashinfer_jit import ensure_built, prepare
+def _plain(case: Any, given: Any, template: str) -> tuple[Any, Callable[[], Callable[[], Any]]]:
+    """FlashInfer's default kernel, without any sink, in the same form."""
+    from gptoss_kernels.attention.flashinfer_jit import prepare
 
     prepare()
     from flashinfer.jit.attention import gen_batch_prefill_module
 
     n = case.layer
-    ensure_built(gen_batch_prefill_module(template, n.dtype, n.dtype, n.dtype, torch.int32, n.head_dim, n.head_dim, 0,
-                                          n.window is not None, False, False))
-    wrapper = _wrapper(case, template)
-    _plan(case, given, wrapper)
-    return lambda: wrapper.run(*_tensors(case, given), out=given.out)
+    spec = gen_batch_prefill_module(template, n.dtype, n.dtype, n.dtype, torch.int32, n.head_dim, n.head_dim, 0,
+                                    n.window is not None, False, False)
+
+    def start() -> Callable[[], Any]:
+        wrapper = _wrapper(case, template)
+        _plan(case, given, wrapper)
+        return lambda: wrapper.run(*_tensors(case, given), out=given.out)
+
+    return spec, start

@@ -23,7 +23,7 @@ DATASHEET = {"gb_per_s": 4800.0, "bf16": 989.0, "fp8": 1979.0}
 
 
 def bench(repetitions: int = 20, sustained_seconds: float = 2.0) -> list[dict[str, Any]]:
-    """Rows of suite "profile": GB/s of a copy (bytes read and written), TFLOP/s of bf16 and fp8 products of size 8192."""
+    """Rows of suite "profile": GB/s of a copy (read and written), TFLOP/s of bf16 and fp8 products of size 8192."""
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))

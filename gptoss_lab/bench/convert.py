@@ -111,7 +111,7 @@ def bench(
                 cpu[name].append(cpu_seconds)
     conditions = {
         "model": config.name, "layers": layers, "scales": scales, "device": str(device),
-        "cores": default_workers("cpu"),
+        "workers": default_workers(device),
         "bytes_written": sum(sizes.values()), "layer_bytes": layer_bytes, "cpu_seconds": _median(cpu["convert"]),
         "copy_cpu_seconds": _median(cpu["copy"]), "copy_raw": wall["copy"],
     }

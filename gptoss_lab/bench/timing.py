@@ -19,9 +19,9 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each of `runs`, `repetitions` readings apiece, taken in turn.
 
-    Each reading is one call between two CUDA events, after a write of 256 MB that empties the 60 MB L2 and keeps the GPU
-    busy while Python prepares the call. Before the first reading all of them run in turn for `warm_seconds`, since a GPU
-    that was idle a moment ago has not raised its clocks yet.
+    Each reading is one call between two CUDA events, after a write of 256 MB that empties the 60 MB L2 and keeps the
+    GPU busy while Python prepares the call. Before the first reading all of them run in turn for `warm_seconds`, since
+    a GPU that was idle a moment ago has not raised its clocks yet.
     """
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     begin = time.perf_counter()
@@ -68,7 +68,7 @@ def clocks() -> dict[str, float] | None:
 
 
 def clocks_under(run: Callable[[], object], seconds: float) -> dict[str, float] | None:
-    """The clocks while `run` is repeated back to back for about this long (at least twice): what a long load sustains."""
+    """The clocks while `run` is repeated back to back for about this long: what a long load sustains."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     run()

@@ -1,4 +1,4 @@
-"""One model of real shapes from nothing to logits: write it, convert it, load it, run it forward; time and memory of each.
+"""One model of real shapes from nothing to logits: write it, convert it, load it, run it; time and memory of each.
 
 The weights are random (`synth`), which changes neither bytes nor arithmetic. The forward here is the plain one, FP8
 experts decoded one at a time: the yardstick that the fast kernels are measured against, not a claim to speed. Both
@@ -77,7 +77,7 @@ def _measured(
 
 
 def _forward(model: Transformer, count: int, device: str) -> list[Row]:
-    """The plain forward of one random prompt: first call apart from two more; NaN or a row of equal logits is an error."""
+    """The plain forward of one random prompt, first call apart from two more; NaN or a constant row is an error."""
     name, case = model.config.name, "plain forward, FP8 experts decoded as used"
     conditions = {"batch": 1, "tokens": count}
     ids = torch.randint(0, model.config.vocab_size, (count,), device=device)
@@ -99,8 +99,9 @@ def _forward(model: Transformer, count: int, device: str) -> list[Row]:
     rows = [make_row("prefill", case, f"reference {device}", "seconds", times[1:], "s", model=name,
                      first_call_seconds=times[0], **conditions)]
     if device == "cuda":
-        rows.append(make_row("prefill", f"{case}, peak device memory", f"reference {device}", "bytes",
-                             [torch.cuda.max_memory_allocated()], "bytes", statistic="single", model=name, **conditions))
+        peak = torch.cuda.max_memory_allocated()
+        rows.append(make_row("prefill", f"{case}, peak device memory", f"reference {device}", "bytes", [peak], "bytes",
+                             statistic="single", model=name, **conditions))
     return rows
 
 

@@ -7,6 +7,7 @@
         print(event.sequence, event.token, event.finish)               # finish: None, "stop", "length" or "context"
 
     engine.py           Engine.generate and .complete; checks the input, runs the batch
+    loop.py             Loop: sequences come, go and are cancelled between steps (continuous batching)
     request.py          one sequence on its way: its tokens so far and when it ends
     sampling.py         SamplingParams, and from logits to a token as pure functions
     decoders/           ways of finding the next tokens behind one interface: plain
@@ -14,9 +15,11 @@
 """
 from gptoss_lab.engine.engine import Completion, Engine
 from gptoss_lab.engine.errors import EngineError, LogitsError, PromptError, SamplingError
+from gptoss_lab.engine.loop import Failure, Loop
 from gptoss_lab.engine.request import Event
 from gptoss_lab.engine.sampling import SamplingParams
 
 __all__ = [
-    "Completion", "Engine", "EngineError", "Event", "LogitsError", "PromptError", "SamplingError", "SamplingParams",
+    "Completion", "Engine", "EngineError", "Event", "Failure", "LogitsError", "Loop", "PromptError", "SamplingError",
+    "SamplingParams",
 ]

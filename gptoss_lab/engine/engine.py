@@ -5,7 +5,7 @@ the batch, and the rest go on without it. Everything about the input is checked 
 
 Greedy or seeded, what a sequence yields is a function of its own prompt and parameters: its draws do not depend on the
 batch (sampling.py), and its logits only as far as the model's arithmetic rounds differently for another batch shape.
-What is lost: prompts that arrive later wait for the next batch, and memory is not planned, only used.
+What is lost: prompts that arrive later wait for the next batch; `Loop` (loop.py) lets them join.
 """
 from __future__ import annotations
 
@@ -90,6 +90,13 @@ class Engine:
                 f"sampling has {len(each)} entries for {len(checked)} prompts; one for each is expected"
             )
         return [self._request(index, *pair) for index, pair in enumerate(zip(checked, each, strict=True))]
+
+    def request(self, index: int, prompt: Sequence[int], params: SamplingParams = DEFAULT) -> Request:
+        """A checked sequence that has not started, for whoever runs batches themselves (loop.py).
+
+        index: how events and errors name it. prompt, params: as for `generate`. PromptError, SamplingError.
+        """
+        return self._request(index, self._check_prompt(index, prompt), params)
 
     def _request(self, index: int, tokens: list[int], params: SamplingParams) -> Request:
         stops = self.config.eos_token_ids if params.stop_ids is None else params.stop_ids

@@ -15,4 +15,8 @@ class SamplingError(EngineError, ValueError):
 
 
 class LogitsError(EngineError, ArithmeticError):
-    """Logits from which nothing can be drawn: NaN, +inf, or every token ruled out."""
+    """Logits from which nothing can be drawn: NaN, +inf, or every token ruled out. sequence: whose, or None."""
+
+    def __init__(self, message: str, sequence: int | None = None) -> None:
+        super().__init__(message)
+        self.sequence = sequence

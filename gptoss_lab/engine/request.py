@@ -9,10 +9,11 @@ from gptoss_lab.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """What a decoder found: a token id, and its log-probability where the request asked for it."""
+    """What a decoder found: a token id, and where the request asked for them its log-probability and the likeliest."""
 
     token: int
     logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,15 @@ class Event:
 
     sequence: index of the prompt. token: id. logprob: natural log of its probability under the model, or None when not
     asked for. finish: None while the sequence goes on; else why this token is its last: "stop" (it is a stop id),
-    "length" (max_new_tokens reached) or "context" (no position is left in the model).
+    "length" (max_new_tokens reached) or "context" (no position is left in the model). top: the likeliest tokens at this
+    position as (id, log-probability), likeliest first; as many as asked for.
     """
 
     sequence: int
     token: int
     logprob: float | None = None
     finish: str | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(eq=False)
@@ -52,7 +55,7 @@ class Request:
     def take(self, new: NewToken) -> Event:
         """Append a token and say whether it was the last."""
         self.tokens.append(new.token)
-        return Event(self.index, new.token, new.logprob, self._finish(new.token))
+        return Event(self.index, new.token, new.logprob, self._finish(new.token), new.top)
 
     def _finish(self, token: int) -> str | None:
         if token in self.stop_ids:

@@ -37,7 +37,8 @@ class SamplingParams:
     temperature: 0 is greedy, 1 the model's own distribution. top_k: keep that many tokens, 0 keeps all. top_p: in
     (0, 1], 1 keeps all. seed: None takes a fresh one. max_new_tokens: at least 1. stop_ids: token ids that end the
     sequence (and are still returned); None takes the model's own, an empty tuple none. logprobs: return with every
-    token its log-probability (natural log) under the model's distribution, before temperature and cuts.
+    token its log-probability (natural log) under the model's distribution, before temperature and cuts. top_logprobs: and
+    those of so many likeliest tokens, 0 to 20; above 0 it implies logprobs.
     SamplingError names a value out of range.
     """
 
@@ -48,6 +49,7 @@ class SamplingParams:
     max_new_tokens: int = 256
     stop_ids: tuple[int, ...] | None = None
     logprobs: bool = False
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         _need("temperature", self.temperature, _is_number(self.temperature) and 0 <= self.temperature < math.inf,
@@ -59,6 +61,8 @@ class SamplingParams:
               "a whole number from 0 to 2**64 - 1, or None")
         _need("max_new_tokens", self.max_new_tokens, _is_whole(self.max_new_tokens) and self.max_new_tokens >= 1,
               "a whole number of at least 1")
+        _need("top_logprobs", self.top_logprobs, _is_whole(self.top_logprobs) and 0 <= self.top_logprobs <= 20,
+              "a whole number from 0 to 20")
         stops = () if self.stop_ids is None else self.stop_ids
         _need("stop_ids", stops, isinstance(stops, (tuple, list, set)) and all(map(_is_whole, stops)),
               "a tuple of token ids, or None for the model's own,")
@@ -158,6 +162,16 @@ def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
     return wide.gather(-1, tokens.to(wide.device)[:, None])[:, 0] - wide.logsumexp(dim=-1)
 
 
+def likeliest(logits: Tensor, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens of one row and their natural log-probabilities, likeliest first.
+
+    logits: [vocab], float. Of equal ones either may come first.
+    """
+    wide = logits.double()
+    values, ids = wide.topk(min(count, wide.shape[-1]))
+    return list(zip(ids.tolist(), (values - wide.logsumexp(dim=-1)).tolist(), strict=True))
+
+
 def check_logits(logits: Tensor, names: Sequence[int], positions: Sequence[int]) -> None:
     """LogitsError, naming the first bad sequence, unless every row of logits [rows, vocab] can be drawn from.
 
@@ -170,7 +184,8 @@ def check_logits(logits: Tensor, names: Sequence[int], positions: Sequence[int])
     row = good.index(False)
     raise LogitsError(
         f"sequence {names[row]}: the largest logit for position {positions[row]} is {float(largest[row])}; "
-        "a finite number is expected"
+        "a finite number is expected",
+        names[row],
     )
 
 

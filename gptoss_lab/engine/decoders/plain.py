@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.engine.request import NewToken, Request
-from gptoss_lab.engine.sampling import check_logits, choose, log_probabilities
+from gptoss_lab.engine.sampling import SamplingParams, check_logits, choose, likeliest, log_probabilities
 
 
 class Model(Protocol):
@@ -82,13 +82,19 @@ class PlainDecoder:
         positions = [len(request.tokens) for request in requests]
         check_logits(logits, [request.index for request in requests], positions)
         tokens = choose(logits, [request.params for request in requests], positions)
-        if not any(request.params.logprobs for request in requests):
+        wanted = [request.params.logprobs or request.params.top_logprobs > 0 for request in requests]
+        if not any(wanted):
             return [NewToken(token) for token in tokens.tolist()]
         logprobs = log_probabilities(logits, tokens).tolist()
         return [
-            NewToken(token, logprob if request.params.logprobs else None)
-            for request, token, logprob in zip(requests, tokens.tolist(), logprobs, strict=True)
+            _with_logprobs(token, logprob, row, request.params) if want else NewToken(token)
+            for request, want, token, logprob, row in zip(requests, wanted, tokens.tolist(), logprobs, logits, strict=True)
         ]
+
+
+def _with_logprobs(token: int, logprob: float, row: Tensor, params: SamplingParams) -> NewToken:
+    """A token with its log-probability and, from its logits `row` [vocab], those of the likeliest."""
+    return NewToken(token, logprob, tuple(likeliest(row, params.top_logprobs)) if params.top_logprobs else ())
 
 
 def _pending(request: Request) -> int:

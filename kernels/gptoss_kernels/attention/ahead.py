@@ -26,7 +26,7 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes: registers and spilled bytes a thread, shared bytes a block, wgmma instructions."""
+    """What a compiled kernel takes: registers and stack bytes a thread, shared bytes a block, wgmma instructions."""
 
     registers: int
     stack: int

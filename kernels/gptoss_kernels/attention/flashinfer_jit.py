@@ -102,7 +102,7 @@ def xqa_module(layer: LayerKind, page_size: int) -> None:
 
 
 def ensure_built(spec: Any) -> None:
-    """Build a FlashInfer JitSpec unless its library exists, telling the user on stderr. BackendUnavailable if it fails."""
+    """Build a FlashInfer JitSpec unless its library exists, and say so on stderr. BackendUnavailable if it fails."""
     if spec.is_compiled:
         return
     if shutil.which("ninja") is None or "CUDA_HOME" not in os.environ:

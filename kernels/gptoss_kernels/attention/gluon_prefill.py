@@ -125,7 +125,7 @@ def _exponentiate(s, m, den, column, last, scale_log2, MASK: gl.constexpr):
 def _pack(e, DTYPE: gl.constexpr):
     """Neighbouring columns of e [R, N] fp32, rounded to 16 bits, as one int32 [R, N / 2]."""
     low, high = gl.split(e.reshape([e.shape[0], e.shape[1] // 2, 2]))
-    if DTYPE == gl.bfloat16:
+    if gl.bfloat16 == DTYPE:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32,
                                          is_pure=True, pack=1)
     else:

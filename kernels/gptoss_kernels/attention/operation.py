@@ -76,7 +76,7 @@ class PagedPrefill:
         page_table: torch.Tensor, *, page_size: int, device: torch.device | str, lse: str | None = None,
         backend: str = "auto",
     ) -> None:
-        """cu_seqlens_q: [B + 1] row offsets of the new queries. kv_lens: [B] tokens in the cache, the new ones included.
+        """cu_seqlens_q: [B + 1] row offsets of the new queries. kv_lens: [B] tokens in the cache, the new ones too.
 
         page_table: int32 [B, pages]; token t of sequence b lies in row t % page_size of page page_table[b, t //
         page_size]. Errors as in Prefill.
@@ -118,7 +118,7 @@ class PagedDecode:
         self, layer: LayerKind, *, batch: int, max_kv_len: int, page_size: int, device: torch.device | str,
         lse: str | None = None, backend: str = "auto",
     ) -> None:
-        """batch: sequences per step, fixed. max_kv_len: the most tokens a sequence may come to. Errors as in Prefill."""
+        """batch: sequences per step, fixed. max_kv_len: the most tokens of a sequence. Errors as in Prefill."""
         if batch < 1 or max_kv_len < 1 or page_size < 1:
             raise AttentionError(f"batch, max_kv_len and page_size are {batch}, {max_kv_len} and {page_size}; "
                                  "each must be at least 1")

@@ -1,17 +1,18 @@
-"""The online softmax with a sink, one row at a time in fp64, as something to look at: states, splits, and a wrong merge.
+"""The online softmax with a sink, one row in fp64, as something to look at: states, splits, and a wrong merge.
 
-Nothing runs on these functions. They are the derivation in code: the sink is a virtual key, seen first, whose logit is s
-and whose value is zero; a state (m, den, acc) holds the largest logit so far, the sum of exp(logit - m) and the sum of
-exp(logit - m) * value. After the virtual key alone it is (s, 1, 0).
+No kernel uses these functions. They are the derivation in code: the sink is a virtual key, seen first, whose logit is
+s and whose value is zero; a state (m, den, acc) holds the largest logit so far, the sum of exp(logit - m) and the sum
+of exp(logit - m) * value. After the virtual key alone it is (s, 1, 0).
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 PLACES = ("first split", "virtual split", "merge", "every split")
-"""Where the sink enters under split-KV. The first three count it once and are equal; "every split" counts it per split."""
+"""Where the sink enters under split-KV. The first three count it once and are equal; the last counts it per split."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def block_state(logits: Sequence[float], values: Sequence[float]) -> State:
 
 
 def online_softmax(logits: Sequence[float], values: Sequence[float], sink: float, block: int) -> list[State]:
-    """The states of a kernel that walks the keys in blocks: before the first, then after each. The last one's `out` is it.
+    """The states of a kernel that walks the keys in blocks: before the first, then after each; the last holds `out`.
 
     logits, values: one number per key. sink: natural-log units, -inf for none. block: keys per step, at least 1.
     """
@@ -79,9 +80,9 @@ def split_attention(
     if place not in PLACES:
         raise ValueError(f"place is {place!r}; one of {', '.join(PLACES)} is needed")
     edges = [0, *cuts, len(logits)]
-    if any(b < a for a, b in zip(edges[:-1], edges[1:], strict=True)):
+    if any(b < a for a, b in pairwise(edges)):
         raise ValueError(f"cuts are {list(cuts)}; rising positions from 0 to {len(logits)} are needed")
-    parts = [block_state(logits[a:b], values[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [block_state(logits[a:b], values[a:b]) for a, b in pairwise(edges)]
     if place == "every split":
         parts = [merge(sink_state(sink), part) for part in parts]
     elif place == "first split":

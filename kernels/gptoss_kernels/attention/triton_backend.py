@@ -76,7 +76,7 @@ class TritonPrefill(_TilePrefill):
 
 @register_plan("attention.paged_prefill", "triton", triton_obstacle)
 class TritonPagedPrefill(_TilePrefill):
-    """Prefill over a paged cache with the own kernel; a page's tokens and the pages themselves must be evenly spaced."""
+    """Prefill over a paged cache with the own kernel; pages must follow each other at even distances."""
 
     def __init__(self, layer, cu_q, kv_lens, page_table, *, page_size: int, device, lse: str | None) -> None:
         super().__init__(layer, cu_q, kv_lens, torch.zeros_like(kv_lens), device, lse)

@@ -10,6 +10,7 @@ import ctypes
 
 import torch
 
+from gptoss_kernels.moe import gemm_cuda
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.routing import Routing
 from gptoss_kernels.quant.norm_quant import empty_scales
@@ -68,9 +69,10 @@ def decode_gemm(
         out_scale = empty_scales(rows, n // 2, x.device)
     else:
         out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
-    n_tiles = -(-n // (256 if swiglu else 128))
-    driver.launch(kernel, n_tiles * routing.tile_expert.shape[0], 256, [
-        x, x_scale, ctypes.c_longlong(x_scale.stride(0)), ctypes.c_longlong(x_scale.stride(1)), routing.token_of,
-        ctypes.c_int(gather), values, scales, bias, routing.tile_expert, routing.tile_rows, out, out_scale,
-        ctypes.c_int(out_scale.stride(1)), ctypes.c_int(n_tiles)])
+    row_bytes = k if matrices.form == "fp8" else k // 2
+    driver.launch(kernel, gemm_cuda.multiprocessors(x.device.index or 0), 288, [
+        driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128), x, x_scale,
+        ctypes.c_longlong(x_scale.stride(0)), ctypes.c_longlong(x_scale.stride(1)),
+        routing.token_of if gather else ctypes.c_void_p(0), scales, bias, routing.tile_expert, routing.tile_rows,
+        ctypes.c_int(routing.tile_expert.shape[0]), out, out_scale, ctypes.c_int(out_scale.stride(1))])
     return (out, out_scale) if swiglu else out

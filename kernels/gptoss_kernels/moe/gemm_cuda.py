@@ -19,7 +19,8 @@ TILE_M = 128
 
 
 @functools.cache
-def _multiprocessors(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """SMs of a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -78,7 +79,7 @@ def grouped_gemm(
     else:
         out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device)
         out_scale, out_map = a_scale, a_map                             # passed, never used
-    driver.launch(kernel, _multiprocessors(device) // 2 * 2, 384, [
+    driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
         a_map, driver.tensor_map(b.data_ptr(), 1, e * n, k, (256 if swiglu else 192) // 2, 128), out_map, out, a_scale,
         ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias, counts, out_scale,
         ctypes.c_int(out_scale.stride(1))])

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 from checkpoint_helpers import SMALL, TINY, same_bits, tensors_of, write_single
-from gptoss_kernels.reference import quant
 from safetensors.torch import load_file
 
+from gptoss_kernels.reference import quant
 from gptoss_lab.checkpoint import tasks, writer
 from gptoss_lab.checkpoint.convert import convert
 from gptoss_lab.checkpoint.errors import CheckpointError

@@ -2,10 +2,10 @@
 import pytest
 import torch
 from checkpoint_helpers import same_bits
-from gptoss_kernels.reference import quant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gptoss_kernels.reference import quant
 from gptoss_lab.checkpoint import fp8, fp8_table, mxfp4
 from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.stored import Dense, Fp8, Mxfp4

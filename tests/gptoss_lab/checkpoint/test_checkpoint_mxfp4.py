@@ -5,10 +5,10 @@ from fractions import Fraction
 import pytest
 import torch
 from checkpoint_helpers import same_bits, tensors_of
-from gptoss_kernels.reference import quant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gptoss_kernels.reference import quant
 from gptoss_lab.checkpoint import mxfp4
 from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.powers import power_of_two, power_of_two_fp32

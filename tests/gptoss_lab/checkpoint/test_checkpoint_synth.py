@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from checkpoint_helpers import SMALL, same_bits
-from gptoss_kernels.reference import quant
 
+from gptoss_kernels.reference import quant
 from gptoss_lab.checkpoint import nano, random
 from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.fp8 import from_mxfp4

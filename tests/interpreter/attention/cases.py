@@ -70,9 +70,9 @@ def to_pages(
     place = 1
     for b, n in enumerate(lens):
         for j in range(used[b]):
-            page, rows = int(order[place]), slice(batch.cu_k[b] + j * page_size, batch.cu_k[b] + min((j + 1) * page_size, n))
+            table[b, j] = page = int(order[place])
+            rows = slice(batch.cu_k[b] + j * page_size, batch.cu_k[b] + min((j + 1) * page_size, n))
             place += 1
-            table[b, j] = page
             count = rows.stop - rows.start
             k_pages[page, :count], v_pages[page, :count] = batch.k[rows], batch.v[rows]
     return k_pages, v_pages, torch.tensor(lens, dtype=torch.int32), table

@@ -33,8 +33,8 @@ def test_every_number_of_splits(monkeypatch, splits, window, lse):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=3), window=st.one_of(st.none(), st.integers(1, 200)),
-    shape=st.sampled_from([(8, 1, 16), (3, 1, 16), (4, 4, 32), (32, 2, 16)]), page_size=st.sampled_from([1, 16, 48, 64]),
-    splits=st.integers(1, 6), seed=st.integers(0, 1000),
+    shape=st.sampled_from([(8, 1, 16), (3, 1, 16), (4, 4, 32), (32, 2, 16)]),
+    page_size=st.sampled_from([1, 16, 48, 64]), splits=st.integers(1, 6), seed=st.integers(0, 1000),
 )
 def test_any_length_page_order_and_split(lengths, window, shape, page_size, splits, seed):
     batch = make_batch([1] * len(lengths), lengths, *shape, torch.float32, window, seed)

@@ -7,46 +7,52 @@
 // the code's value times 2^-6, for all 16 codes, so four weights take two shifts and two masks.
 // x is e4m3 with one scale per row and 128 columns. Accumulators are fp32 and start from the bias.
 //
-// Weights go from memory straight to registers, 16 bytes a thread, several K blocks ahead: nothing else would use them, so
-// shared memory would only cost. They are the 64-row operand of wgmma, which may lie in registers; the tokens are the
-// 16-column one (mma.sync has no e4m3 on this chip: it would be converted to fp16 first). Which k a byte belongs to does
-// not matter to a product as long as both operands agree: a thread's 16 bytes of a row serve two products as they lie,
-// and the tokens are laid out in shared memory to match. For MXFP4 all 32 columns of a product must share a scale: four
-// neighbouring threads exchange words so that each product is one group.
+// One thread keeps a deep ring of weight stages on the way from memory (TMA), across the borders of work items, and so the
+// memory busy while the two multiplying warpgroups stage tokens or finish results. The weights are the 64-row operand of
+// wgmma and the tokens the 16-column one: e4m3 weights are read where they lie; MXFP4 words go through registers, which
+// that operand may also come from. All 32 columns of a product are one MXFP4 group; which k a byte belongs to does not
+// matter to a product as long as both operands agree, so the tokens of a group are laid out evens first, then odds.
 //
-// EPILOGUE 0: y as bf16, row by row; the two warpgroups share the K blocks of 128 weight rows. EPILOGUE 1: clamped SwiGLU
-// on interleaved gate/up and e4m3 with a scale per 128; the two warpgroups have 128 weight rows each.
-// Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT.
+// EPILOGUE 0: y as bf16; a work item is 128 weight rows. EPILOGUE 1: clamped SwiGLU on interleaved gate/up and e4m3 with a
+// scale per 128; an item is 256 weight rows, one scale group.
+// Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT. N and K are multiples of 64.
 #include "hopper.cuh"
 
-constexpr int TOKENS = 16, THREADS = 256, SPLIT = EPILOGUE == 0 ? 2 : 1, ROWS = EPILOGUE == 0 ? 128 : 256;
-constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128;
-constexpr int LOADS = FORM == 0 ? 2 : 1;                                // 16-byte loads of a row per K block
-constexpr int AHEAD = FORM == 0 ? 2 : 2;                                // K blocks held in registers
-constexpr int ROW_BYTES = FORM == 0 ? K : K / 2, CODE_GROUPS = K / 32;
+constexpr int TOKENS = 16, HALVES = EPILOGUE == 0 ? 1 : 2, ROWS = HALVES * 128;      // 64-row halves of a warpgroup
+constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + ROWS - 1) / ROWS;
+constexpr int ROW_BYTES = FORM == 0 ? K : K / 2, GROUPS = K / 32;
+constexpr int ITEM_STAGES = (ROW_BYTES + 127) / 128, STAGE_BYTES = ROWS * 128;
+constexpr int STAGES = 131072 / STAGE_BYTES + (FORM == 0 ? 32768 / STAGE_BYTES : 0);
 constexpr int PRODUCT_BYTES = TOKENS * 32;                              // tokens of one product: 4 matrices of 8 x 16 bytes
+constexpr int SCALE_BYTES = FORM == 0 ? 16 : ROWS * GROUPS;             // MXFP4 scales of an item
 
-struct Shared {
+struct Shared {                                                         // after the stages
     union {
-        struct {
-            alignas(128) uint8 x[K_BLOCKS * 4 * PRODUCT_BYTES];
-            float x_scale[K_BLOCKS][TOKENS];
-            uint8 w_scale[FORM == 0 ? 16 : ROWS * CODE_GROUPS];
-        };
-        float y[SPLIT][ROWS][TOKENS + 1];
+        alignas(128) uint8 x[K_BLOCKS * 4 * PRODUCT_BYTES];
+        float y[ROWS][TOKENS + 1];
     };
+    alignas(16) uint8 w_scale[FORM == 0 ? 1 : 2][SCALE_BYTES];
+    float x_scale[K_BLOCKS][TOKENS];
+    int live;
+    alignas(8) uint64 full[STAGES], empty[STAGES], scale_full[2], scale_empty[2];
 };
-extern "C" __device__ const int decode_gemm_shared_bytes = sizeof(Shared);
+extern "C" __device__ const int decode_gemm_shared_bytes = STAGES * STAGE_BYTES + sizeof(Shared);
 
-DEVICE uint4 load_once(const uint8* from, bool inside) {                // zeros where there is nothing to read
-    uint4 v;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-                 "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(from), "r"((int)inside));
-    return v;
+// d [64 x 16] = or += a [64 x 32] . b [16 x 32]^T, a in shared memory or in registers, b in shared memory.
+DEVICE void wgmma_first(float (&d)[8], uint64 a, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
+                 : "l"(a), "l"(b));
 }
 
-// d [64 x 16] = or += a [64 x 32] in registers . b [16 x 32]^T in shared memory.
+DEVICE void wgmma_add(float (&d)[8], uint64 a, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+                 : "l"(a), "l"(b));
+}
+
 DEVICE void wgmma_first(float (&d)[8], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, "
@@ -55,28 +61,9 @@ DEVICE void wgmma_first(float (&d)[8], uint32 a0, uint32 a1, uint32 a2, uint32 a
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 
-DEVICE void wgmma_add(float (&d)[8], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, "
-                 "1;\n}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
-}
-
 // Descriptor of the tokens of one product: unswizzled, 128 bytes from 8 tokens to the next, 256 from 16 columns to the next.
 DEVICE uint64 tokens_descriptor(uint32 address) {
     return (uint64)((address & 0x3FFFF) >> 4) | (uint64)(256 >> 4) << 16 | (uint64)(128 >> 4) << 32;
-}
-
-// Lane q of four holds the words of group q; afterwards it holds word q of the four groups.
-DEVICE uint4 exchange(uint4 v) {
-    int q = threadIdx.x & 3;
-    bool odd = q & 1, high = q & 2;
-    uint32 got0 = __shfl_xor_sync(~0u, odd ? v.x : v.y, 1), got1 = __shfl_xor_sync(~0u, odd ? v.z : v.w, 1);
-    uint32 a0 = odd ? got0 : v.x, a1 = odd ? v.y : got0, b0 = odd ? got1 : v.z, b1 = odd ? v.w : got1;
-    got0 = __shfl_xor_sync(~0u, high ? a0 : b0, 2);
-    got1 = __shfl_xor_sync(~0u, high ? a1 : b1, 2);
-    return high ? make_uint4(got0, got1, b0, b1) : make_uint4(a0, a1, got0, got1);
 }
 
 // Eight codes to eight e4m3 numbers (times 2^-6): the low nibbles of the four bytes, and the high ones.
@@ -85,29 +72,52 @@ DEVICE uint32 decode_high(uint32 w) { return (w & 0x80808080u) | (w >> 2 & 0x1C1
 
 DEVICE float power_of_two(uint32 biased) { return __uint_as_float(biased << 23); }
 
-struct Weights { uint4 v[2][2][LOADS]; };                               // [64-row half][row, row + 8][load]
+template <int SIZE> struct Turn {                                       // whose turn it is in a ring of SIZE
+    int index = 0, phase = 0;
+    DEVICE void next() { if (++index == SIZE) { index = 0; phase ^= 1; } }
+};
 
-// `row`: this thread's first 16 bytes of its first row; `limit`: bytes of a row from there on. Nothing beyond is read.
-DEVICE void load_weights(Weights& w, const uint8* row, int limit, bool both, int kb) {
-    const uint8* at = row + kb * (64 * LOADS);
-#pragma unroll
-    for (int c = 0; c < LOADS; ++c) {
-        bool inside = kb * (64 * LOADS) + c * 64 < limit;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            w.v[i / 2][i % 2][c] = load_once(at + (i / 2 * 64 + i % 2 * 8) * ROW_BYTES + c * 64, inside && (i < 2 || both));
+// One warp: how many tiles there are. They are the first ones, so counting the owned ones is enough.
+DEVICE int count_tiles(const int* tile_expert, int tiles) {
+    int mine = 0;
+    for (int i = threadIdx.x & 31; i < tiles; i += 32) mine += tile_expert[i] >= 0;
+    for (int d = 16; d; d /= 2) mine += __shfl_xor_sync(~0u, mine, d);
+    return mine;
+}
+
+DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_expert, uint32 data, Shared& s) {
+    Turn<STAGES> turn;
+    Turn<2> at;
+    for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
+        int e = __ldg(tile_expert + item / N_TILES), n0 = item % N_TILES * ROWS, rows = min(ROWS, N - n0);
+        if (FORM == 1) {
+            uint32 bar = shared_address(&s.scale_full[at.index]);
+            barrier_wait(shared_address(&s.scale_empty[at.index]), at.phase ^ 1);
+            barrier_expect(bar, rows * GROUPS);
+            bulk_load(w_scale + ((long long)e * N + n0) * GROUPS, shared_address(s.w_scale[at.index]), bar, rows * GROUPS);
+            at.next();
+        }
+#pragma unroll 1
+        for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
+            uint32 to = data + turn.index * STAGE_BYTES, bar = shared_address(&s.full[turn.index]);
+            barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
+            barrier_expect(bar, rows * 128);
+            for (int r = 0; r < rows; r += 64) tma_load(map, to + r * 128, bar, i * 128, e * N + n0 + r);
+        }
     }
 }
 
 // [64-row half][fragment]: fragment 4 t + i is row + 8 (i / 2), token 8 t + 2 q + i % 2.
-struct Accumulator { float v[2][8]; };
+struct Accumulator { float v[HALVES][8]; };
 
-DEVICE void start_from_bias(Accumulator& acc, const float* bias, bool both, bool mine) {
+DEVICE void start_from_bias(Accumulator& acc, const float* bias, int rows) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        float b = mine && (i < 2 || both) ? __ldg(bias + i / 2 * 64 + i % 2 * 8) : 0.0f;
-        acc.v[i / 2][i % 2 * 2] = acc.v[i / 2][i % 2 * 2 + 1] = acc.v[i / 2][4 + i % 2 * 2] = acc.v[i / 2][5 + i % 2 * 2] = b;
-    }
+    for (int m = 0; m < HALVES; ++m)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float b = m * 64 < rows ? __ldg(bias + m * 64 + i * 8) : 0.0f;
+            acc.v[m][i * 2] = acc.v[m][i * 2 + 1] = acc.v[m][4 + i * 2] = acc.v[m][5 + i * 2] = b;
+        }
 }
 
 struct TokenScales {                                                    // of this thread's four tokens
@@ -120,96 +130,103 @@ struct TokenScales {                                                    // of th
     DEVICE float operator[](int i) const { return i < 4 ? (i & 1 ? low.y : low.x) : (i & 1 ? high.y : high.x); }
 };
 
-// One K block in e4m3: all of its columns share one weight scale and one scale per token.
-DEVICE void multiply_blocks(Accumulator& acc, const Weights& w, const Shared& s, uint64 tokens, int kb, float w_scale) {
-    float part[2][8];
+// One stage in e4m3, 128 columns: they share one weight scale and one scale per token.
+DEVICE void multiply_blocks(Accumulator& acc, uint32 weights, uint64 tokens, const Shared& s, int kb, float w_scale) {
+    float part[HALVES][8];
     wgmma_fence();
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < HALVES; ++m) {
+        uint64 a = tile_descriptor(weights + m * 64 * 128), b = tokens + (kb * 4 * PRODUCT_BYTES >> 4);
+        wgmma_first(part[m], a, b);
 #pragma unroll
-        for (int c = 0; c < LOADS; ++c) {
-            const uint4 &u = w.v[m][0][c], &l = w.v[m][1][c];
-            uint64 b = tokens + ((kb * 4 + c * 2) * PRODUCT_BYTES >> 4);
-            if (c == 0) wgmma_first(part[m], u.x, l.x, u.y, l.y, b); else wgmma_add(part[m], u.x, l.x, u.y, l.y, b);
-            wgmma_add(part[m], u.z, l.z, u.w, l.w, b + (PRODUCT_BYTES >> 4));
-        }
+        for (int i = 1; i < 4; ++i) wgmma_add(part[m], a + 2 * i, b + (i * PRODUCT_BYTES >> 4));
+    }
     wgmma_commit();
     TokenScales x(s, kb);
     wgmma_wait<0>();
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < HALVES; ++m) {
         pin(part[m]);
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc.v[m][i] = fmaf(part[m][i], w_scale * x[i], acc.v[m][i]);
     }
 }
 
-// One K block of MXFP4: four groups of 32 columns, each its own product and its own scale per weight row.
-DEVICE void multiply_codes(Accumulator& acc, const Weights& w, const Shared& s, uint64 tokens, int kb, int row) {
+DEVICE uint32 code_word(uint32 weights, int row, int group) {           // this thread's word of a group, swizzled by 128
+    uint32 word, at = weights + row * 128 + ((group ^ (row & 7)) * 16) + (threadIdx.x & 3) * 4;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at));
+    return word;
+}
+
+// Half a stage of MXFP4, 128 columns in four groups: each is its own product with its own scale per weight row.
+DEVICE void multiply_codes(Accumulator& acc, uint32 weights, uint64 tokens, const Shared& s, const uint8* scales, int row,
+                           int half, int kb) {
+    TokenScales x(s, kb);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-        uint4 upper = exchange(w.v[m][0][0]), lower = exchange(w.v[m][1][0]);
-        const uint32 u[4] = {upper.x, upper.y, upper.z, upper.w}, l[4] = {lower.x, lower.y, lower.z, lower.w};
-        const uint8* scale = s.w_scale + (row + m * 64) * CODE_GROUPS + kb * 4;
-        float sum[8] = {};
+    for (int m = 0; m < HALVES; ++m) {
+        float part[4][8], sum[8] = {};
+        uint32 a[4][4];
 #pragma unroll
-        for (int g = 0; g < 4; g += 2) {                                // two products at a time: registers are scarce
-            float part[2][8];
-            uint32 a[2][4];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                a[j][0] = decode_low(u[g + j]);
-                a[j][1] = decode_low(l[g + j]);
-                a[j][2] = decode_high(u[g + j]);
-                a[j][3] = decode_high(l[g + j]);
-            }
-            wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-                wgmma_first(part[j], a[j][0], a[j][1], a[j][2], a[j][3], tokens + ((kb * 4 + g + j) * PRODUCT_BYTES >> 4));
-            wgmma_commit();
-            wgmma_wait<0>();
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                pin(part[j]);
-                if (kb * 4 + g + j < CODE_GROUPS) {
-                    float up = power_of_two(scale[g + j] + 6), low = power_of_two(scale[g + j + 8 * CODE_GROUPS] + 6);
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) sum[i] = fmaf(part[j][i], (i & 3) < 2 ? up : low, sum[i]);
-                }
-            }
+        for (int g = 0; g < 4; ++g) {
+            uint32 upper = code_word(weights, m * 64 + row, half * 4 + g), lower = code_word(weights, m * 64 + row + 8, half * 4 + g);
+            a[g][0] = decode_low(upper);
+            a[g][1] = decode_low(lower);
+            a[g][2] = decode_high(upper);
+            a[g][3] = decode_high(lower);
         }
-        TokenScales x(s, kb);
+        wgmma_fence();
+#pragma unroll
+        for (int g = 0; g < 4; ++g)
+            wgmma_first(part[g], a[g][0], a[g][1], a[g][2], a[g][3], tokens + ((kb * 4 + g) * PRODUCT_BYTES >> 4));
+        wgmma_commit();
+        float up[4], low[4];
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+            bool inside = kb * 4 + g < GROUPS;
+            up[g] = inside ? power_of_two(scales[m * 64 * GROUPS + kb * 4 + g] + 6) : 0.0f;
+            low[g] = inside ? power_of_two(scales[(m * 64 + 8) * GROUPS + kb * 4 + g] + 6) : 0.0f;
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+            pin(part[g]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[i] = fmaf(part[g][i], (i & 3) < 2 ? up[g] : low[g], sum[i]);
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc.v[m][i] = fmaf(sum[i], x[i], acc.v[m][i]);
     }
 }
 
-// Rows of x to shared memory, as the products want them; zeros where there is no row or no column.
-DEVICE void stage_tokens(Shared& s, const uint8* x, const float* x_scale, long long scale_row, long long scale_group,
-                         const int* token_of, int first, int real, bool gather) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < TOKENS * K_BLOCKS * 8; i += THREADS) {
-        int r = i / (K_BLOCKS * 8), piece = i % (K_BLOCKS * 8), k = piece * 16;
+struct Tokens {                                                         // where the rows of x are
+    const uint8* x;
+    const float* scale;
+    long long scale_row, scale_group;
+    const int* token_of;                                                // null: the rows are already in their places
+};
+
+// The real rows of a tile to shared memory as the products want them. Other rows hold anything: a token's results depend
+// on its own row alone. Columns beyond K are zero, as the weights there are.
+DEVICE void stage_tokens(Shared& s, const Tokens& t, int first, int real) {
+    constexpr int PIECES = K_BLOCKS * 8;
+    for (int i = threadIdx.x; i < real * PIECES; i += 256) {
+        int r = i / PIECES, piece = i % PIECES;
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (r < real && k < K) v = *(const uint4*)(x + (long long)(gather ? token_of[first + r] : first + r) * K + k);
-        uint8* at = s.x + r / 8 * 128 + r % 8 * 16;                     // + product, + 256 for its second 16 columns
-        if (FORM == 0) {                                                // words 2 j + h of lane `piece % 4`: product j, half h
-            at += piece / 4 * 2 * PRODUCT_BYTES + piece % 4 * 4;
-            *(uint32*)at = v.x;
-            *(uint32*)(at + 256) = v.y;
-            *(uint32*)(at + PRODUCT_BYTES) = v.z;
-            *(uint32*)(at + PRODUCT_BYTES + 256) = v.w;
+        long long row = t.token_of ? t.token_of[first + r] : first + r;
+        if (piece * 16 < K) v = *(const uint4*)(t.x + row * K + piece * 16);
+        uint8* at = s.x + piece / 2 * PRODUCT_BYTES + r / 8 * 128 + r % 8 * 16;      // + 256: the second 16 columns
+        if (FORM == 0) {
+            *(uint4*)(at + piece % 2 * 256) = v;
         } else {                                                        // 8 columns a lane: even ones, then odd ones
-            at += piece / 2 * PRODUCT_BYTES + piece % 2 * 8;
+            at += piece % 2 * 8;
             *(uint2*)at = make_uint2(__byte_perm(v.x, v.y, 0x6420), __byte_perm(v.z, v.w, 0x6420));
             *(uint2*)(at + 256) = make_uint2(__byte_perm(v.x, v.y, 0x7531), __byte_perm(v.z, v.w, 0x7531));
         }
     }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < TOKENS * K_BLOCKS; i += THREADS) {
-        int r = i % TOKENS, kb = i / TOKENS;
-        s.x_scale[kb][r] = r < real ? x_scale[(gather ? token_of[first + r] : first + r) * scale_row + kb * scale_group] : 0.0f;
+    for (int i = threadIdx.x; i < real * K_BLOCKS; i += 256) {
+        int r = i / K_BLOCKS, kb = i % K_BLOCKS;
+        long long row = t.token_of ? t.token_of[first + r] : first + r;
+        s.x_scale[kb][r] = t.scale[row * t.scale_row + kb * t.scale_group];
     }
 }
 
@@ -218,27 +235,20 @@ DEVICE float swiglu(float gate, float up) {
     return g * fast_reciprocal(1.0f + fast_exp2(-1.4426950408889634f * ALPHA * g)) * (u + 1.0f);
 }
 
-DEVICE float result(const Shared& s, int row, int token) {              // the sum of its K shares
-    float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < SPLIT; ++k) total += s.y[k][row][token];
-    return total;
-}
-
 // Each warp finishes a token at a time: ROWS results, or ROWS / 2 after SwiGLU.
 DEVICE void finish(const Shared& s, void* out, float* out_scale, int out_scale_stride, int first, int real, int n0) {
     int lane = threadIdx.x & 31;
-    for (int t = threadIdx.x / 32; t < real; t += THREADS / 32) {
+    for (int t = threadIdx.x / 32; t < real; t += 8) {
         long long row = first + t;
 #if EPILOGUE == 0
         for (int i = 2 * lane; i < ROWS; i += 64)
-            if (n0 + i < N) *(uint32*)((uint16*)out + row * N + n0 + i) = pack_bf16(result(s, i, t), result(s, i + 1, t));
+            if (n0 + i < N) *(uint32*)((uint16*)out + row * N + n0 + i) = pack_bf16(s.y[i][t], s.y[i + 1][t]);
 #else
         float h[4], top = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int j = 4 * lane + i;
-            h[i] = n0 + 2 * j < N ? swiglu(result(s, 2 * j, t), result(s, 2 * j + 1, t)) : 0.0f;
+            h[i] = n0 + 2 * j < N ? swiglu(s.y[2 * j][t], s.y[2 * j + 1][t]) : 0.0f;
             top = fmaxf(top, fabsf(h[i]));
         }
         for (int d = 16; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
@@ -252,63 +262,85 @@ DEVICE void finish(const Shared& s, void* out, float* out_scale, int out_scale_s
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-decode_gemm(const uint8* x, const float* x_scale, long long scale_row, long long scale_group, const int* token_of,
-            int gather, const uint8* w, const void* w_scale, const float* bias, const int* tile_expert,
-            const int* tile_rows, void* out, float* out_scale, int out_scale_stride, int n_tiles) {
-    extern __shared__ __align__(128) uint8 raw[];
-    Shared& s = *(Shared*)raw;
-    int tile = blockIdx.x / n_tiles, n0 = blockIdx.x % n_tiles * ROWS, e = tile_expert[tile];
-    if (e < 0) return;
-    int real = tile_rows[tile], first = tile * TOKENS, lane = threadIdx.x & 31;
-    int group = __shfl_sync(~0u, threadIdx.x / 128, 0), share = SPLIT == 2 ? group : 0;
-    int local = SPLIT == 2 ? 0 : group * 128, row0 = n0 + local;        // this warpgroup's 128 weight rows
-    int row = local + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    bool active = row0 < N, both = row0 + 64 < N;                       // N is a multiple of 64
+DEVICE void release(uint32 bar) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) barrier_arrive_here(bar);
+}
 
-    const uint8* from = w + ((long long)e * N + n0 + row) * ROW_BYTES + (lane & 3) * 16;
-    int limit = ROW_BYTES - (lane & 3) * 16;
-    Weights held[AHEAD];
-    if (active)
-#pragma unroll
-        for (int i = 0; i < AHEAD; ++i) load_weights(held[i], from, limit, both, share + i * SPLIT);
-    float block_scale = 0.0f;
-    if (FORM == 0 && active && lane < K_BLOCKS)
-        block_scale = ((const float*)w_scale)[((long long)e * N_BLOCKS + row0 / 128) * K_BLOCKS + lane];
-    stage_tokens(s, x, x_scale, scale_row, scale_group, token_of, first, real, gather);
-    if (FORM == 1) {
-        const uint16* scales = (const uint16*)((const uint8*)w_scale + ((long long)e * N + n0) * CODE_GROUPS);
+// Two warpgroups, each with half of an item's weight rows.
+DEVICE void consume(const Tokens& tokens, const float* block_scales, const float* bias, const int* tile_expert,
+                    const int* tile_rows, void* out, float* out_scale, int out_scale_stride, uint32 data, Shared& s) {
+    int lane = threadIdx.x & 31, group = __shfl_sync(~0u, threadIdx.x / 128, 0), local = group * HALVES * 64;
+    int row = threadIdx.x / 32 % 4 * 16 + lane / 4;                     // within a 64-row half
+    uint64 tokens_at = tokens_descriptor(shared_address(s.x));
+    Turn<STAGES> turn;
+    Turn<2> at;
+    for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
+        int tile = item / N_TILES, n0 = item % N_TILES * ROWS, e = __ldg(tile_expert + tile), real = __ldg(tile_rows + tile);
+        int rows = N - n0 - local;                                      // of this warpgroup's; may be none
+        float block_scale = 0.0f;
+        if (FORM == 0 && rows > 0 && lane < K_BLOCKS)
+            block_scale = __ldg(block_scales + ((long long)e * N_BLOCKS + (n0 + local) / 128) * K_BLOCKS + lane);
+        Accumulator acc;
+        start_from_bias(acc, bias + (long long)e * N + n0 + local + row, rows);
+        stage_tokens(s, tokens, tile * TOKENS, real);
+        async_fence();
+        named_sync(1, 256);
+        if (FORM == 1) barrier_wait(shared_address(&s.scale_full[at.index]), at.phase);
+        const uint8* scales = s.w_scale[FORM == 0 ? 0 : at.index] + (local + row) * GROUPS;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < min(ROWS, N - n0) * CODE_GROUPS / 2; i += THREADS) ((uint16*)s.w_scale)[i] = scales[i];
-    }
-    async_fence();
-    __syncthreads();
-
-    Accumulator acc = {};
-    if (active) {
-        uint64 tokens = tokens_descriptor(shared_address(s.x));
-        start_from_bias(acc, bias + (long long)e * N + n0 + row, both, share == 0);
-#pragma unroll 1
-        for (int k0 = share; k0 < K_BLOCKS; k0 += AHEAD * SPLIT)
-#pragma unroll
-            for (int i = 0; i < AHEAD; ++i) {
-                int kb = k0 + i * SPLIT;
-                if (kb >= K_BLOCKS) break;
-                if (FORM == 0)
-                    multiply_blocks(acc, held[i], s, tokens, kb, __shfl_sync(~0u, block_scale, kb));
-                else
-                    multiply_codes(acc, held[i], s, tokens, kb, row);
-                load_weights(held[i], from, limit, both, kb + AHEAD * SPLIT);
+        for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
+            uint32 weights = data + turn.index * STAGE_BYTES + local * 128;
+            barrier_wait(shared_address(&s.full[turn.index]), turn.phase);
+            if (rows > 0) {
+                if (FORM == 0) {
+                    multiply_blocks(acc, weights, tokens_at, s, i, __shfl_sync(~0u, block_scale, i));
+                } else {
+                    multiply_codes(acc, weights, tokens_at, s, scales, row, 0, 2 * i);
+                    if (2 * i + 1 < K_BLOCKS) multiply_codes(acc, weights, tokens_at, s, scales, row, 1, 2 * i + 1);
+                }
             }
+            release(shared_address(&s.empty[turn.index]));
+        }
+        if (FORM == 1) { release(shared_address(&s.scale_empty[at.index])); at.next(); }
+        named_sync(1, 256);                                             // the tokens' place is now the results'
+        if (rows > 0) {
+#pragma unroll
+            for (int m = 0; m < HALVES; ++m)
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    s.y[local + m * 64 + row + (i & 2) * 4][i / 4 * 8 + 2 * (lane & 3) + (i & 1)] = acc.v[m][i];
+        }
+        named_sync(1, 256);
+        finish(s, out, out_scale, out_scale_stride, tile * TOKENS, real, n0);
+        named_sync(1, 256);
     }
-    __syncthreads();                                                    // the tokens' place is now the results'
-    if (active) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                s.y[share][row + m * 64 + (i & 2) * 4][i / 4 * 8 + 2 * (lane & 3) + (i & 1)] = acc.v[m][i];
+}
+
+extern "C" __global__ void __launch_bounds__(288, 1)
+decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* x_scale, long long scale_row,
+            long long scale_group, const int* token_of, const void* w_scale, const float* bias, const int* tile_expert,
+            const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride) {
+    extern __shared__ __align__(1024) uint8 raw[];
+    Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES);
+    if (threadIdx.x >= 256) {
+        int live = count_tiles(tile_expert, tiles);
+        if (threadIdx.x == 256) {
+            s.live = live;
+            for (int i = 0; i < STAGES; ++i) {
+                barrier_init(shared_address(&s.full[i]), 1);
+                barrier_init(shared_address(&s.empty[i]), 8);
+            }
+            for (int i = 0; i < 2; ++i) {
+                barrier_init(shared_address(&s.scale_full[i]), 1);
+                barrier_init(shared_address(&s.scale_empty[i]), 8);
+            }
+            barrier_init_fence();
+        }
     }
     __syncthreads();
-    finish(s, out, out_scale, out_scale_stride, first, real, n0);
+    if (threadIdx.x == 256) produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
+    if (threadIdx.x < 256)
+        consume({x, x_scale, scale_row, scale_group, token_of}, (const float*)w_scale, bias, tile_expert, tile_rows, out,
+                out_scale, out_scale_stride, shared_address(raw), s);
 }

@@ -96,6 +96,7 @@ class Inputs:
         pages = -(-case.kv_len // case.page_size) * case.batch
         keys = (case.kv_len,) if case.form == "prefill" else (pages, case.page_size)
         self.sinks = torch.randn(HEADS, generator=g, device="cuda") * 2
+        self.no_sinks = torch.full_like(self.sinks, -torch.inf)
         self.q, *self.keys = (
             torch.randn(*shape, HEAD_DIM, generator=g, device="cuda", dtype=torch.bfloat16)
             for shape in ((case.batch * case.q_len, HEADS), (*keys, KV_HEADS), (*keys, KV_HEADS))
@@ -108,7 +109,7 @@ class Inputs:
         self.kv_lens = torch.full((case.batch,), case.kv_len, dtype=torch.int32)
 
 
-def prepare(case: Case, given: Inputs, backend: str) -> tuple[Callable[[torch.Tensor | None], Any], str]:
+def prepare(case: Case, given: Inputs, backend: str) -> tuple[Callable[[torch.Tensor], Any], str]:
     """run(sinks) of a backend for a case, planned; and the name of the backend that was chosen."""
     if case.form == "prefill":
         plan = Prefill(case.layer, [0, case.q_len], device="cuda", backend=backend)
@@ -148,9 +149,9 @@ def gather_runs(
 ) -> tuple[dict[str, Callable], dict[str, str]]:
     """Every run of a case that checks out, by name, and why the others are missing.
 
-    Names: the backend; the backend + " without sinks" (the same kernel, given None); the peers of `attention_peers`,
-    which are built first if they are not and `build` says so. A decode is captured in a CUDA
-    graph, as an engine would run it.
+    Names: the backend; the backend + " without sinks" (the same kernel, given sinks of -inf); the peers of
+    `attention_peers`, which are built first if they are not and `build` says so. A decode is captured in a CUDA graph,
+    as an engine would run it.
     """
     runs: dict[str, Callable[[], Any]] = {}
     missing: dict[str, str] = {}
@@ -173,7 +174,7 @@ def gather_runs(
         name = f"auto ({chosen})" if backend == "auto" else backend
         add(name, lambda run=run: run(given.sinks), given.sinks)
         if backend in ("triton", "xqa", "gluon"):
-            add(f"{backend} without sinks", lambda run=run: run(None), None)
+            add(f"{backend} without sinks", lambda run=run: run(given.no_sinks), None)
     found, unbuilt = attention_peers.peers(case, given, build)
     for name, (run, sinks) in found.items():
         add(name, run, sinks)
@@ -272,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: python -m gptoss_lab.bench.attention [PATH.jsonl] [options]; --help lists them."""
     parser = argparse.ArgumentParser(prog="gptoss_lab.bench.attention", description=__doc__.splitlines()[0])
     parser.add_argument("path", nargs="?", help="where to write the rows (.jsonl)")
-    parser.add_argument("--cases", nargs="*", default=["*"], help="only cases of these names, for example 'decode/full/*'")
+    parser.add_argument("--cases", nargs="*", default=["*"], help="only cases so named, for example 'decode/full/*'")
     parser.add_argument("--backends", nargs="*", help="only these backends")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--no-build", action="store_true", help="leave out peers whose module is not built yet")

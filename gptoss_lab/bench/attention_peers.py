@@ -39,7 +39,7 @@ def peers(case: Any, given: Any, build: bool) -> tuple[dict[str, tuple[Callable[
 
 
 def peer_of(name: str, readings: Mapping[str, Any]) -> str | None:
-    """The run a row is set beside: FlashInfer's ready-made variant in prefill, XQA in decode, XQA beside itself bare."""
+    """The run a row is set beside: FlashInfer's ready-made variant in prefill, XQA in decode, for XQA its bare self."""
     if name.endswith(STOCK):
         return None
     if name.endswith(PLAIN):
@@ -50,13 +50,13 @@ def peer_of(name: str, readings: Mapping[str, Any]) -> str | None:
     return next((peer for peer in wanted if peer in readings and peer != kernel), None)
 
 
-def _wrapper(case: Any, template: str, **jit: Any) -> Any:
+def _wrapper(case: Any, given: Any, template: str, **jit: Any) -> Any:
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 
-    from gptoss_kernels.attention.flashinfer_backend import _workspace
+    from gptoss_kernels.attention.flashinfer_backend import workspace
 
     kind = BatchPrefillWithRaggedKVCacheWrapper if case.form == "prefill" else BatchPrefillWithPagedKVCacheWrapper
-    return kind(_workspace(torch.device("cuda"), "prefill"), kv_layout="NHD", backend=template, **jit)
+    return kind(workspace(given.q.device, "prefill"), kv_layout="NHD", backend=template, **jit)
 
 
 def _plan(case: Any, given: Any, wrapper: Any) -> None:
@@ -90,7 +90,7 @@ def _stock(case: Any, given: Any, template: str) -> tuple[Any, Callable[[], Call
     keywords = {"use_sliding_window": windowed}
 
     def start() -> Callable[[], Any]:
-        wrapper = _wrapper(case, template, jit_args=arguments, jit_kwargs=keywords)
+        wrapper = _wrapper(case, given, template, jit_args=arguments, jit_kwargs=keywords)
         _plan(case, given, wrapper)
         return lambda: wrapper.run(*_tensors(case, given), given.sinks, n.softmax_scale, out=given.out)
 
@@ -109,7 +109,7 @@ def _plain(case: Any, given: Any, template: str) -> tuple[Any, Callable[[], Call
                                     n.window is not None, False, False)
 
     def start() -> Callable[[], Any]:
-        wrapper = _wrapper(case, template)
+        wrapper = _wrapper(case, given, template)
         _plan(case, given, wrapper)
         return lambda: wrapper.run(*_tensors(case, given), out=given.out)
 

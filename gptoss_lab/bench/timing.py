@@ -5,7 +5,6 @@ compared only if they ran in turn, within the same second.
 """
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 
@@ -57,14 +56,11 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def clocks() -> dict[str, float] | None:
-    """{"sm_mhz": ..., "memory_mhz": ..., "watts": ...} right now, or None where nvidia-smi does not answer."""
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader,nounits"]
+    """{"sm_mhz": ..., "watts": ...} right now, or None where NVML (the package nvidia-ml-py) is not installed."""
     try:
-        line = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
-        sm, memory, watts = (float(x) for x in line.split(","))
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return {"sm_mhz": float(torch.cuda.clock_rate()), "watts": torch.cuda.power_draw() / 1000}
+    except (ModuleNotFoundError, RuntimeError):
         return None
-    return {"sm_mhz": sm, "memory_mhz": memory, "watts": watts}
 
 
 def clocks_under(run: Callable[[], object], seconds: float) -> dict[str, float] | None:

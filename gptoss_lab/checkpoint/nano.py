@@ -3,24 +3,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
+from gptoss_lab.cache import cache_folder
 from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.reader import open_checkpoint
 from gptoss_lab.checkpoint.synth import synth
 from gptoss_lab.config import preset
 
 _FORM = 1           # raise when `synth` gives other weights for the same seed
-
-
-def cache_folder() -> Path:
-    """$GPTOSS_LAB_CACHE, else gptoss-lab in $XDG_CACHE_HOME, else ~/.cache/gptoss-lab. Not created here."""
-    named = os.environ.get("GPTOSS_LAB_CACHE")
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gptoss-lab"
 
 
 def trained_nano() -> Path | None:

@@ -53,8 +53,6 @@ class Workspace:
         except BaseException:
             os.close(self._lock)
             raise
-        for part in self.folder.glob("*.part"):
-            part.unlink()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -43,7 +43,8 @@ class ShardWriter:
         ordered = sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])
         self._specs = {spec.name: spec for spec in ordered}
         if len(self._specs) < len(ordered):
-            raise CheckpointError(f"{file.name}: a tensor is planned twice")
+            twice = next(spec.name for spec in ordered if self._specs[spec.name] is not spec or ordered.count(spec) > 1)
+            raise CheckpointError(f"{file.name}: {twice} is planned twice")
         header = _header(ordered)
         self._start, offset = {}, len(header)
         for spec in ordered:

@@ -5,10 +5,10 @@
     while not loop.idle:
         for event in loop.step(): ...            # Event(7, token, ...), or Failure(7, message)
 
-Waiting sequences are admitted first come, first served, while the batch has a row and the caches have positions left for
-all that they may become. A long prompt is read in chunks by the decoder, those in decode first, so it holds up nobody.
-What a sequence yields does not depend on when it came or beside whom: its draws are a function of its seed and its
-positions (sampling.py), and its logits of the batch only as far as arithmetic rounds differently for another shape.
+Waiting sequences are admitted first come, first served, while the batch has a row and the caches have positions left
+for all that they may become. A long prompt is read in chunks by the decoder, those in decode first, so it holds up
+nobody. What a sequence yields does not depend on when it came or beside whom: its draws are a function of its seed and
+its positions (sampling.py), and its logits of the batch only as far as arithmetic rounds differently in another shape.
 
 Logits from which nothing can be drawn end their own sequence only. The decoder gives up such a step half-way, so the
 caches of the others are dropped and read again from their tokens: slow, rare, and nothing is lost.

@@ -37,8 +37,8 @@ class SamplingParams:
     temperature: 0 is greedy, 1 the model's own distribution. top_k: keep that many tokens, 0 keeps all. top_p: in
     (0, 1], 1 keeps all. seed: None takes a fresh one. max_new_tokens: at least 1. stop_ids: token ids that end the
     sequence (and are still returned); None takes the model's own, an empty tuple none. logprobs: return with every
-    token its log-probability (natural log) under the model's distribution, before temperature and cuts. top_logprobs: and
-    those of so many likeliest tokens, 0 to 20; above 0 it implies logprobs.
+    token its log-probability (natural log) under the model's distribution, before temperature and cuts.
+    top_logprobs: and those of so many likeliest tokens, 0 to 20; above 0 it implies logprobs.
     SamplingError names a value out of range.
     """
 
@@ -86,7 +86,8 @@ def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
     """The distribution to draw from, row by row.
 
     logits: [rows, vocab], float, each row with a finite maximum. temperature: [rows] float64, above 0. top_k: [rows]
-    int64, 0 keeps all. top_p: [rows] float64, 1 keeps all. Returns [rows, vocab] float64; kept tokens sum to 1, others 0.
+    int64, 0 keeps all. top_p: [rows] float64, 1 keeps all. Returns [rows, vocab] float64; kept tokens sum to 1, others
+    are 0.
     """
     wide = logits.double()
     full = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperature[:, None], dim=-1)

@@ -53,7 +53,7 @@ from gptoss_lab.harmony.messages import (
 from gptoss_lab.harmony.parse import Event, MessageEnd, MessageStart, StreamParser, TextDelta, ToolCall, parse
 from gptoss_lab.harmony.render import prompt_header, render, render_message
 from gptoss_lab.harmony.show import Span, spans
-from gptoss_lab.harmony.vocabulary import cache_folder, decode, encode, load_encoding, token_bytes, vocabulary_file
+from gptoss_lab.harmony.vocabulary import decode, encode, load_encoding, token_bytes, vocabulary_file
 
 __all__ = [
     "STOP_IDS",
@@ -79,7 +79,6 @@ __all__ = [
     "UnexpectedTokenError",
     "VocabularyError",
     "assistant",
-    "cache_folder",
     "check_id",
     "decode",
     "developer",

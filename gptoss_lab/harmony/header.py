@@ -6,8 +6,8 @@ turned into words, so a marker that is merely spelled out in a name is a part of
     [ROLE | ROLE:NAME | TOOL] [to=RECIPIENT] [<|channel|> CHANNEL [to=RECIPIENT]] [<|constrain|> FORMAT | FORMAT]
 
 The models write the recipient in either place, and with or without a space before <|constrain|>.
-Why not the reference parser: it takes a lone word without `to=` for the recipient and a second <|channel|> for text, and
-gives up the whole message for one word too many.
+Why not the reference parser: it takes a lone word without `to=` for the recipient and a second <|channel|> for text,
+and gives up the whole message for one word too many.
 What is lost: nothing; a word that has no meaning where it stands is labelled as unread, with the whitespace around it.
 """
 

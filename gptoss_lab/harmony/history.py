@@ -1,15 +1,15 @@
 """Which reasoning of earlier turns the model sees again.
 
-What: the rule that drops chain of thought from a conversation before it is rendered. How: a pure function over the list.
+What: the rule that drops chain of thought from a conversation before it is rendered. How: a pure function over a list.
 Rules by name:
   "format"     the format's own text: once the assistant has given a `final` message, its analysis up to there is
-               dropped. What comes after the last `final` is kept, so reasoning stays in sight while a tool call is open.
+               dropped. What comes after the last `final` is kept, so reasoning stays while a tool call is open.
   "reference"  what openai-harmony 0.0.8 does: it drops only up to the *first* `final`, and only when the assistant's
                last message is a `final`; the reasoning of later turns stays.
   "all"        nothing is dropped.
 Calls on the analysis channel (the built-in tools) are chain of thought and go with it, together with their results.
-What is lost: the model's reasons for its earlier answers, as it was trained to have it, and the part of the prefix cache
-after the first message that was dropped.
+What is lost: the model's reasons for its earlier answers, as it was trained to have it, and the part of the prefix
+cache after the first message that was dropped.
 """
 
 from __future__ import annotations

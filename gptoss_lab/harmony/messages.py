@@ -66,9 +66,11 @@ class System:
                 raise RenderError(f"built-in tool {tool!r} is unknown; use browser or python")
         if isinstance(self.date, str):
             try:
-                datetime.date.fromisoformat(self.date)
+                well_written = str(datetime.date.fromisoformat(self.date)) == self.date
             except ValueError:
-                raise RenderError(f"date {self.date!r} is not a date; write it as YYYY-MM-DD") from None
+                well_written = False
+            if not well_written:
+                raise RenderError(f"date {self.date!r} is not a date; write it as YYYY-MM-DD")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Message:
     def __post_init__(self):
         if self.role not in ROLES:
             raise RenderError(f"role {self.role!r} is unknown; use one of {', '.join(ROLES)}")
+        if not isinstance(self.content, str | System | Developer):
+            raise RenderError(f"content {self.content!r} of a message of role {self.role!r} is not text; give a str")
         for kind, role in ((System, "system"), (Developer, "developer")):
             if isinstance(self.content, kind) and self.role != role:
                 raise RenderError(f"{kind.__name__} content in a message of role {self.role!r}; its role is {role!r}")

@@ -5,7 +5,7 @@ How: a machine of three states over ids, never over decoded text:
 
     between --<|start|>--> header --<|message|>--> body --<|end|>, <|return|>, <|call|>--> between
 
-A body's bytes go through an incremental UTF-8 decoder, so a character spread over tokens appears once, when it is whole.
+A body's bytes go through an incremental UTF-8 decoder, so a character spread over tokens appears when it is whole.
 
 strict (default): what does not follow the format raises a `ParseError` that carries the text and the messages before.
 lenient: nothing raises, and every character that the model wrote is a field or the text of a message:
@@ -17,8 +17,8 @@ lenient: nothing raises, and every character that the model wrote is a field or 
 In both: a body cut by the end of the input is a message whose `end` is None; a spare <|end|>, <|return|>, <|call|> or
 <|endoftext|> between messages carries no text and is passed over.
 
-Why not the reference's parser: it loses a message whose header it cannot read, and the text after it, in both its modes.
-It is the oracle of this one for well-formed input.
+Why not the reference's parser: it loses a message whose header it cannot read, and the text after it, in both its
+modes. It is the oracle of this one for well-formed input.
 What is lost: text of a header without <|message|> appears only when the header is given up, not token by token.
 """
 

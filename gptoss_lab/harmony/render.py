@@ -3,10 +3,11 @@
 What: `render` writes a list of messages, and the header of the answer that the model is to give. How: openai-harmony
 renders each message; this module decides which messages (`history`), and uses the model's own tokens for what the model
 wrote. Text of a message is encoded as ordinary text, so "<|end|>" typed by a user is plain pieces, not the marker.
-Why own tokens: the model writes `<|channel|>commentary to=functions.f`, the library ` to=functions.f<|channel|>commentary`,
-and a text has more than one way to be cut into tokens. The engine's cache holds what the model wrote.
+Why own tokens: the model writes `<|channel|>commentary to=functions.f` where the library writes
+` to=functions.f<|channel|>commentary`, and a text has more than one way to be cut into tokens. The engine's cache holds
+what the model wrote.
 Why headers are read back: a recipient "a to=b" or a tool named "system" would be text that becomes structure.
-What is lost: a `final` message keeps its tokens except the last, since stored history ends with <|end|>, not <|return|>.
+What is lost: an answer keeps its tokens except the last, since in stored history it ends with <|end|>, not <|return|>.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _check_header(message: Message, ids: Sequence[int]) -> None:
     expected = (message.role, message.name, message.channel, message.recipient, message.content_type)
     if header.problem is not None or header.fields != expected:
         names = ("role", "name", "channel", "recipient", "content_type")
-        given = ", ".join(f"{n}={v!r}" for n, v in zip(names, expected) if v is not None)
+        given = ", ".join(f"{n}={v!r}" for n, v in zip(names, expected, strict=True) if v is not None)
         raise RenderError(
             f"the header of {given} would be read as another one; each is one word, a tool's name is no role, "
             "a content type is 'json' or '<|constrain|>json'"

@@ -1,7 +1,7 @@
 """Ids as coloured tokens: what each of them is, for a display.
 
-What: `spans` cuts any list of ids into pieces of text, each with the part it plays. How: the lenient parser says in which
-state it takes an id, which says what the id is; the words of a header are labelled when it is whole. Nothing is drawn.
+What: `spans` cuts any list of ids into pieces of text, each with the part it plays. How: the lenient parser's state
+before an id says what the id is; the words of a header are labelled when it is whole. Nothing is drawn.
 What is lost: nothing; the ids of all spans, joined, are the input, and so is their text.
 """
 
@@ -110,7 +110,7 @@ def _header(ids: Sequence[int], role_given: bool) -> Iterator[tuple[str, str, tu
 
 
 def _header_as_text(ids: Sequence[int], message: Message) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield (text, kind, ids) of a header without <|message|>: its end is the message's text, before that is the role."""
+    """Yield (text, kind, ids) of a header without <|message|>: the role, then the message's text."""
     remaining = len(decode(ids))
     for text, kind, token_ids in _body(ids):
         yield text, kind if remaining <= len(message.content) else "role", token_ids

@@ -26,15 +26,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import openai_harmony
-import platformdirs
 
+from gptoss_lab.cache import SETTING as CACHE_SETTING
+from gptoss_lab.cache import cache_folder
 from gptoss_lab.harmony.errors import VocabularyError
 from gptoss_lab.harmony.ids import check_id
 
 FILE_NAME = "o200k_base.tiktoken"
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 SETTING = "TIKTOKEN_ENCODINGS_BASE"
-CACHE_SETTING = "GPTOSS_LAB_CACHE"
 PACKAGE, PACKAGE_FILE = "quicktok-v1", "quicktok/data/o200k.vocab"
 
 
@@ -60,12 +60,6 @@ def vocabulary_file() -> Path:
     if not (cached.is_file() and _is_expected(cached.read_bytes())):
         _write_whole(cached, rebuild(packaged_vocabulary()))
     return cached
-
-
-def cache_folder() -> Path:
-    """Return the folder for what this project caches: $GPTOSS_LAB_CACHE, or the platform's user cache."""
-    named = os.environ.get(CACHE_SETTING)
-    return Path(named) if named else platformdirs.user_cache_path("gptoss-lab", appauthor=False)
 
 
 def packaged_vocabulary() -> Path:

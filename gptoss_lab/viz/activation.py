@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 import torch
-from gptoss_kernels.reference.moe import swiglu
 
+from gptoss_kernels.reference.moe import swiglu
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.viz import style
 
@@ -33,5 +33,5 @@ def figure(config: ModelConfig, ups: Sequence[float] = (-8, -1, 0, 3, 8)) -> go.
     low, high = (float(curve(config, torch.tensor([99.0]), u)[0]) for u in (-99.0, 99.0))
     return style.finish(
         fig, f"Whatever comes in, h stays between {low:.1f} and {high:.1f}", "live",
-        f"alpha {config.swiglu_alpha}, limit {config.swiglu_limit:g} (dotted): gate clamped above only, up on both sides",
+        f"alpha {config.swiglu_alpha}, limit {config.swiglu_limit:g} (dotted): gate clamped above, up on both sides",
     )

@@ -85,6 +85,11 @@ def block_figure(exponents: torch.Tensor, origin: str, what: str) -> go.Figure:
     )
 
 
+def figure_at(scales: torch.Tensor, row: int, column: int) -> go.Figure:
+    """`block_figure` of the block at (row, column) of one matrix. scales: [N, K / 32] uint8."""
+    return block_figure(block_exponents(scales, row, column), "live", f"block ({row}, {column})")
+
+
 def code_figure(distances: range = range(21)) -> go.Figure:
     """Which MXFP4 value survives e4m3 at which distance below its block's largest exponent: exact, rounded, or lost."""
     error = code_errors(distances)

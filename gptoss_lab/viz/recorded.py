@@ -26,13 +26,14 @@ def _line(row: Mapping[str, Any], origin: str) -> list[str]:
     conditions = {k: v for k, v in row["conditions"].items() if k != "failed"}
     shown = f"failed: {row['conditions']['failed']}" if value is None else f"{value:,.4g}"
     return [
-        origin, row["suite"], row["case"], row["backend"], shown, row["unit"], share_of_bound(row["metric"], value, bound),
-        ", ".join(f"{k} {v}" for k, v in conditions.items()), row["gpu"] or "CPU", row["date"],
+        origin, row["suite"], row["case"], row["backend"], shown, row["unit"],
+        share_of_bound(row["metric"], value, bound), ", ".join(f"{k} {v}" for k, v in conditions.items()),
+        row["gpu"] or "CPU", row["date"],
     ]
 
 
 def share_of_bound(metric: str, value: float | None, bound: float | None) -> str:
-    """How much of the possible was reached, in per cent: bound / value for times, value / bound for rates; '' if none."""
+    """How much of the possible was reached, in per cent: bound / value for times, value / bound for rates; else ''."""
     if value is None or not value or bound is None:
         return ""
     times = metric in ("seconds", "ms_per_step", "microseconds", "bytes")

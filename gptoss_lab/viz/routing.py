@@ -14,8 +14,9 @@ def expert_counts(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
 
     ValueError for an id outside 0..E-1.
     """
-    if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < num_experts):
-        raise ValueError(f"expert ids run from {int(ids.min())} to {int(ids.max())}; 0..{num_experts - 1} are expected")
+    low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
+    if low < 0 or high >= num_experts:
+        raise ValueError(f"expert ids run from {low} to {high}; 0..{num_experts - 1} are expected")
     flat = ids.reshape(ids.shape[0], -1).long()
     return torch.zeros(ids.shape[0], num_experts, dtype=torch.int64).scatter_add_(1, flat, torch.ones_like(flat))
 

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 
+from gptoss_lab.cache import cache_folder
 from gptoss_lab.checkpoint import Checkpoint, CheckpointError, ensure_nano, open_checkpoint
 from gptoss_lab.checkpoint.convert import MANIFEST_NAME, convert
-from gptoss_lab.checkpoint.nano import cache_folder, trained_nano
+from gptoss_lab.checkpoint.nano import trained_nano
 
 SETTING = "GPTOSS_LAB_CHECKPOINT"
 
 
 def chosen_checkpoint() -> Path:
-    """The folder that GPTOSS_LAB_CHECKPOINT names, or the nano checkpoint. CheckpointError if the named one is not there."""
+    """The folder that GPTOSS_LAB_CHECKPOINT names, or the nano checkpoint. CheckpointError if it is absent."""
     named = os.environ.get(SETTING)
     if not named:
         return ensure_nano()
@@ -51,8 +52,8 @@ def open_chosen() -> Checkpoint:
     """
     checkpoint = open_checkpoint(chosen_checkpoint())
     if checkpoint.layout not in ("hf", "original"):
-        raise CheckpointError(f"{SETTING} names a checkpoint in the {checkpoint.layout} layout; the notebooks start from "
-                              "MXFP4 as released (hf or original) and convert it themselves")
+        raise CheckpointError(f"{SETTING} names a checkpoint in the {checkpoint.layout} layout; the notebooks start "
+                              "from MXFP4 as released (hf or original) and convert it themselves")
     return checkpoint
 
 

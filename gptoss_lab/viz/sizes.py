@@ -23,7 +23,7 @@ COLOURS = dict(zip(PARTS, (style.OCHRE, style.RED, style.GREY, style.BLUE, style
 
 
 def byte_parts(config: ModelConfig, layout: str) -> dict[str, int]:
-    """Bytes of each part. layout: "hf" (as released, MXFP4), "fp8" or "bf16". The values sum to the whole checkpoint."""
+    """Bytes of each part. layout: "hf" (as released, MXFP4), "fp8" or "bf16". They sum to the whole checkpoint."""
     roles = bytes_by_role(manifest(config, layout))
     return {part: sum(roles.get(role, 0) for role in members) for part, members in PARTS.items()}
 
@@ -62,7 +62,8 @@ def treemap_figure(config: ModelConfig, layout: str = "hf") -> go.Figure:
         labels=list(parts), parents=[""] * len(parts), values=list(parts.values()),
         marker={"colors": [COLOURS[p] for p in parts], "line": {"width": 2, "color": "white"}},
         text=[f"{style.binary(v)}, {100 * v / total:.2g} %" for v in parts.values()],
-        texttemplate="%{label}<br>%{text}", hovertemplate="%{label}: %{value:,} bytes<extra></extra>", tiling={"pad": 2},
+        texttemplate="%{label}<br>%{text}", hovertemplate="%{label}: %{value:,} bytes<extra></extra>",
+        tiling={"pad": 2},
     ))
     return style.finish(
         fig, f"{config.name} in {FORMATS[layout]}: {total:,} bytes ({style.binary(total)})", "modelled",

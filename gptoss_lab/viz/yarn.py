@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 import torch
-from gptoss_kernels.reference.rope import rope_frequencies, rope_ramp
 from plotly.subplots import make_subplots
 
+from gptoss_kernels.reference.rope import rope_frequencies, rope_ramp
 from gptoss_lab.config import RopeConfig
 from gptoss_lab.viz import style
 
@@ -46,7 +46,8 @@ def figure(rope: RopeConfig, head_dim: int) -> go.Figure:
                 text=[f"{e:.1f}" if abs(e) > 0.05 else "" for e in error.tolist()], textposition="outside",
                 textfont_size=11, constraintext="none", cliponaxis=False)
     fig.add_vrect(x0=low, x1=high, fillcolor=style.BLUE, opacity=0.07, line_width=0)
-    fig.update_yaxes(type="log", title_text="radians per position", exponentformat="power", tickfont_size=11, row=1, col=1)
+    fig.update_yaxes(type="log", title_text="radians per position", exponentformat="power", tickfont_size=11,
+                     row=1, col=1)
     fig.update_yaxes(title_text="rounded, % off", range=[-12, max(20.0, float(error.max()) * 1.35)], row=2, col=1)
     fig.update_xaxes(title_text="pair of head elements (i, i + head_dim/2)", dtick=4, row=2, col=1)
     worst = int(error.abs().argmax())

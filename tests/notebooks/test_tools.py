@@ -129,7 +129,8 @@ def test_a_browser_draws_a_figure():
 
 
 def report(folder, *cases):
-    rows = "".join(f'<testcase classname="notebooks.{name}" name="Cell {n}">{inner}</testcase>' for name, n, inner in cases)
+    form = '<testcase classname="notebooks.{}" name="Cell {}">{}</testcase>'
+    rows = "".join(form.format(*case) for case in cases)
     file = folder / "report.xml"
     file.write_text(f"<testsuites><testsuite>{rows}</testsuite></testsuites>")
     return file

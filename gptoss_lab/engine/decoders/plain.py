@@ -86,9 +86,10 @@ class PlainDecoder:
         if not any(wanted):
             return [NewToken(token) for token in tokens.tolist()]
         logprobs = log_probabilities(logits, tokens).tolist()
+        found = zip(requests, wanted, tokens.tolist(), logprobs, logits, strict=True)
         return [
             _with_logprobs(token, logprob, row, request.params) if want else NewToken(token)
-            for request, want, token, logprob, row in zip(requests, wanted, tokens.tolist(), logprobs, logits, strict=True)
+            for request, want, token, logprob, row in found
         ]
 
 

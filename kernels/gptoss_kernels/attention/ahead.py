@@ -1,4 +1,4 @@
-"""Compile the Triton kernels for Hopper on a machine without a GPU, and read what the compiler reports.
+"""Compile the Triton and Gluon kernels for Hopper on a machine without a GPU, and read what the compiler reports.
 
 Registers, spills, shared memory and the instructions used answer most questions about a kernel before it ever runs, and
 a test that compiles keeps GPU sources from rotting where no GPU is.
@@ -14,7 +14,10 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from gptoss_kernels.attention.gluon_backend import OPTIONS, tile_layout
+from gptoss_kernels.attention.gluon_prefill import ROWS, gluon_prefill_kernel
 from gptoss_kernels.attention.layer import DTYPES, LayerKind
 from gptoss_kernels.attention.triton_backend import decode_config, prefill_config
 from gptoss_kernels.attention.triton_decode import decode_kernel, merge_kernel
@@ -72,6 +75,29 @@ def compile_merge(layer: LayerKind, *, splits: int = 8) -> Resources:
     types = {"out": DTYPES[layer.dtype], "sinks": "bf16", "lse": "fp32", "part_out": "fp32", "part_m": "fp32",
              "part_den": "fp32"}
     return _compile(merge_kernel, types, constants)
+
+
+def compile_gluon(layer: LayerKind, *, lse: bool = False) -> Resources:
+    """Compile the Gluon prefill kernel for a kind of layer (head_dim 64, 16-bit)."""
+    element = DTYPES[layer.dtype]
+    block, constants = OPTIONS["BLOCK"], {
+        "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "HEAD_DIM": layer.head_dim, "SINK_FIRST": True, "LSE": lse,
+        **OPTIONS,
+    }
+    boxes = {"q_desc": [ROWS // layer.group, layer.group, layer.head_dim], "k_desc": [block, layer.head_dim],
+             "v_desc": [block, layer.head_dim]}
+    types = {name: f"tensordesc<{element}{box},{tile_layout(len(box))!r}>" for name, box in boxes.items()}
+    pointers = {"out": element, "sinks": "bf16", "lse": "fp32", "tiles": "i32"}
+    signature, attributes = {}, {}
+    for index, name in enumerate(gluon_prefill_kernel.arg_names):
+        signature[name] = "constexpr" if name in constants else types.get(name, "i32")
+        if name in pointers:
+            signature[name] = f"*{pointers[name]}"
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif name == "scale_log2":
+            signature[name] = "fp32"
+    source = GluonASTSource(gluon_prefill_kernel, signature, constexprs=constants, attrs=attributes)
+    return _resources(triton.compile(source, target=HOPPER, options={"num_warps": 4}))
 
 
 def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constants: dict[str, object]) -> Resources:

@@ -17,7 +17,14 @@ from typing import Any
 import torch
 
 from gptoss_kernels.attention.backends import flashinfer_obstacle, register_plan, xqa_obstacle
-from gptoss_kernels.attention.flashinfer_jit import prepare, sink_module, xqa_module
+from gptoss_kernels.attention.flashinfer_jit import (
+    build_obstacle,
+    ensure_built,
+    prepare,
+    sink_arguments,
+    sink_spec,
+    xqa_spec,
+)
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
 from gptoss_kernels.attention.sinks import rescale_by_sink
 
@@ -28,10 +35,28 @@ LN2 = math.log(2.0)
 
 
 @functools.cache
-def _workspace(device: torch.device, purpose: str) -> torch.Tensor:
+def workspace(device: torch.device, purpose: str) -> torch.Tensor:
     """One buffer per device and purpose; XQA's semaphores start at zero and each launch leaves them there."""
     size = XQA_SEMAPHORE_BYTES + XQA_SCRATCH_BYTES if purpose == "xqa" else WORKSPACE_BYTES
     return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def _fa2_obstacle(**needs: Any) -> str | None:
+    return flashinfer_obstacle(**needs) or build_obstacle(lambda: sink_spec("fa2", needs["layer"]))
+
+
+def _fa3_obstacle(**needs: Any) -> str | None:
+    return flashinfer_obstacle(**needs) or build_obstacle(lambda: sink_spec("fa3", needs["layer"]))
+
+
+def _xqa_obstacle(**needs: Any) -> str | None:
+    return xqa_obstacle(**needs) or build_obstacle(lambda: xqa_spec(needs["layer"], needs["page_size"]))
+
+
+def _built_arguments(template: str, layer: LayerKind) -> tuple[list[Any], dict[str, Any]]:
+    """jit_args and jit_kwargs of our variant, after making sure that it is built."""
+    ensure_built(sink_spec(template, layer))
+    return sink_arguments(template, layer)
 
 
 _POOL: dict[tuple[Any, ...], list[Any]] = {}
@@ -82,7 +107,7 @@ class _RaggedPrefill:
         self._sinks = _Sinks(self.template, layer, lse)
         if int(cu_q[-1]) == 0:
             return                                                       # nothing to plan; such a run launches nothing
-        arguments, keywords = sink_module(self.template, layer)
+        arguments, keywords = _built_arguments(self.template, layer)
         self._wrapper = _borrow(self, ("ragged", self.template, layer, device),
                                 lambda: self._make(device, arguments, keywords))
         _plan(self._wrapper, cu_q.int(), cu_k.int(), layer.num_heads, layer.num_kv_heads, layer.head_dim, causal=True,
@@ -92,7 +117,7 @@ class _RaggedPrefill:
     def _make(self, device: torch.device, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
-        return BatchPrefillWithRaggedKVCacheWrapper(_workspace(device, "prefill"), kv_layout="NHD",
+        return BatchPrefillWithRaggedKVCacheWrapper(workspace(device, "prefill"), kv_layout="NHD",
                                                     backend=self.template, jit_args=arguments, jit_kwargs=keywords)
 
     def __call__(self, q, k, v, sinks, out):
@@ -108,7 +133,7 @@ class _PagedPrefill:
         self._sinks = _Sinks(self.template, layer, lse)
         if int(cu_q[-1]) == 0:
             return
-        arguments, keywords = sink_module(self.template, layer)
+        arguments, keywords = _built_arguments(self.template, layer)
         self._wrapper = _borrow(self, ("paged", self.template, layer, device),
                                 lambda: _paged_wrapper(self.template, device, arguments, keywords))
         plan_pages(self._wrapper, layer, cu_q, kv_lens, page_table, page_size)
@@ -120,7 +145,7 @@ class _PagedPrefill:
 def _paged_wrapper(template: str, device: torch.device, arguments: list[Any], keywords: dict[str, Any], **graph: Any):
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-    return BatchPrefillWithPagedKVCacheWrapper(_workspace(device, "prefill"), kv_layout="NHD", backend=template,
+    return BatchPrefillWithPagedKVCacheWrapper(workspace(device, "prefill"), kv_layout="NHD", backend=template,
                                                jit_args=arguments, jit_kwargs=keywords, **graph)
 
 
@@ -138,35 +163,35 @@ def plan_pages(wrapper: Any, layer: LayerKind, cu_q, kv_lens, page_table: torch.
           q_data_type=layer.dtype, kv_data_type=layer.dtype)
 
 
-@register_plan("attention.prefill", "flashinfer-fa2", flashinfer_obstacle)
+@register_plan("attention.prefill", "flashinfer-fa2", _fa2_obstacle)
 class FA2Prefill(_RaggedPrefill):
     """Ragged prefill with FlashInfer's FA2 template and our sink variant."""
 
     template = "fa2"
 
 
-@register_plan("attention.prefill", "flashinfer-fa3", flashinfer_obstacle)
+@register_plan("attention.prefill", "flashinfer-fa3", _fa3_obstacle)
 class FA3Prefill(_RaggedPrefill):
     """Ragged prefill with FlashInfer's FA3 template and our sink variant."""
 
     template = "fa3"
 
 
-@register_plan("attention.paged_prefill", "flashinfer-fa2", flashinfer_obstacle)
+@register_plan("attention.paged_prefill", "flashinfer-fa2", _fa2_obstacle)
 class FA2PagedPrefill(_PagedPrefill):
     """Paged prefill with FlashInfer's FA2 template and our sink variant."""
 
     template = "fa2"
 
 
-@register_plan("attention.paged_prefill", "flashinfer-fa3", flashinfer_obstacle)
+@register_plan("attention.paged_prefill", "flashinfer-fa3", _fa3_obstacle)
 class FA3PagedPrefill(_PagedPrefill):
     """Paged prefill with FlashInfer's FA3 template and our sink variant."""
 
     template = "fa3"
 
 
-@register_plan("attention.paged_decode", "flashinfer-fa2", flashinfer_obstacle)
+@register_plan("attention.paged_decode", "flashinfer-fa2", _fa2_obstacle)
 class FA2PagedDecode:
     """Decode as FA2 paged prefill of one query per sequence, in FlashInfer's CUDA-graph mode: fixed batch and buffers.
 
@@ -177,7 +202,7 @@ class FA2PagedDecode:
         self._layer, self._page_size = layer, page_size
         self._sinks = _Sinks("fa2", layer, lse)
         self._cu_q = torch.arange(kv_lens.numel() + 1, dtype=torch.int32)
-        arguments, keywords = sink_module("fa2", layer)
+        arguments, keywords = _built_arguments("fa2", layer)
         buffers = {
             "use_cuda_graph": True, "qo_indptr_buf": torch.zeros(kv_lens.numel() + 1, dtype=torch.int32),
             "paged_kv_indptr_buf": torch.zeros(kv_lens.numel() + 1, dtype=torch.int32),
@@ -195,12 +220,12 @@ class FA2PagedDecode:
         return self._sinks.run(self._wrapper, (q, (k_pages, v_pages)), sinks, out)
 
 
-@register_plan("attention.paged_decode", "xqa", xqa_obstacle)
+@register_plan("attention.paged_decode", "xqa", _xqa_obstacle)
 class XQAPagedDecode:
     """Decode with FlashInfer's XQA kernel; reads lengths and pages on the device, so a step only fills buffers."""
 
     def __init__(self, layer: LayerKind, kv_lens, page_table, *, page_size: int, lse: str | None) -> None:
-        xqa_module(layer, page_size)
+        ensure_built(xqa_spec(layer, page_size))
         self._layer, self._lens, self._table = layer, kv_lens, page_table
         self._capacity = page_table.shape[1] * page_size
 
@@ -215,6 +240,6 @@ class XQAPagedDecode:
 
         layer = self._layer
         return xqa_batch_decode_with_kv_cache(
-            q, (k_pages, v_pages), _workspace(q.device, "xqa"), self._table, self._lens, self._capacity,
+            q, (k_pages, v_pages), workspace(q.device, "xqa"), self._table, self._lens, self._capacity,
             layer.softmax_scale, 1.0, layer.window_left, out=out, sinks=sinks.float(), kv_layout="NHD",
         )

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,32 +83,46 @@ def sink_arguments(template: str, layer: LayerKind) -> tuple[list[Any], dict[str
     return arguments, {"use_sliding_window": windowed}
 
 
-def sink_module(template: str, layer: LayerKind) -> tuple[list[Any], dict[str, Any]]:
-    """As `sink_arguments`, after making sure that the module is built."""
+def sink_spec(template: str, layer: LayerKind) -> Any:
+    """FlashInfer's JitSpec of our variant; making it writes sources to the cache and compiles nothing."""
     prepare()
     from flashinfer.jit.attention import gen_customize_batch_prefill_module
 
     arguments, keywords = sink_arguments(template, layer)
-    ensure_built(gen_customize_batch_prefill_module(template, *arguments, **keywords))
-    return arguments, keywords
+    return gen_customize_batch_prefill_module(template, *arguments, **keywords)
 
 
-def xqa_module(layer: LayerKind, page_size: int) -> None:
-    """Make sure that XQA is built for this kind of layer and page size."""
+def xqa_spec(layer: LayerKind, page_size: int) -> Any:
+    """FlashInfer's JitSpec of XQA for this kind of layer and page size."""
     prepare()
     from flashinfer.jit.xqa import gen_xqa_module
 
-    ensure_built(gen_xqa_module(layer.dtype, layer.dtype, page_size, layer.head_dim, layer.group,
-                                layer.window is not None, layer.dtype, 1))
+    return gen_xqa_module(layer.dtype, layer.dtype, page_size, layer.head_dim, layer.group, layer.window is not None,
+                          layer.dtype, 1)
+
+
+def build_obstacle(make_spec: Callable[[], Any]) -> str | None:
+    """None if the module is built or can be; else which tool is missing. The spec is made only if it matters."""
+    tool = _missing_tool()
+    if tool is None or make_spec().is_compiled:
+        return None
+    return f"its module is not built yet and {tool} is not found"
+
+
+def _missing_tool() -> str | None:
+    prepare()
+    if shutil.which("ninja") is None:
+        return "ninja"
+    return None if {"CUDA_HOME", "CUDA_PATH"} & os.environ.keys() else "nvcc (or CUDA_HOME)"
 
 
 def ensure_built(spec: Any) -> None:
     """Build a FlashInfer JitSpec unless its library exists, and say so on stderr. BackendUnavailable if it fails."""
     if spec.is_compiled:
         return
-    if shutil.which("ninja") is None or "CUDA_HOME" not in os.environ:
-        missing = "ninja" if shutil.which("ninja") is None else "nvcc (set CUDA_HOME)"
-        raise BackendUnavailable(f"FlashInfer module {spec.name} is not built yet and {missing} is not found")
+    tool = _missing_tool()
+    if tool is not None:
+        raise BackendUnavailable(f"FlashInfer module {spec.name} is not built yet and {tool} is not found")
     os.environ.setdefault("MAX_JOBS", str(_compile_jobs()))
     _tell(f"compiling {spec.name} for this GPU, {len(spec.sources)} files, {os.environ['MAX_JOBS']} at a time (FA3: "
           f"about 45 s a file, FA2: 8 s); once, then kept in {spec.build_dir}")

@@ -65,10 +65,15 @@ def _flat(name: str, keys: torch.Tensor) -> torch.Tensor:
     return keys.as_strided((keys.shape[0], keys.shape[1] * keys.shape[2]), (keys.stride(0), 1))
 
 
-def _descriptor(tensor: torch.Tensor, box: list[int]):
-    """A TMA descriptor that fetches boxes of this shape in the layout that the tensor core reads."""
+def tile_layout(rank: int):
+    """How a box lies in shared memory: rows of 128 bytes, swizzled as the tensor core reads them."""
     from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+
+
+def _descriptor(tensor: torch.Tensor, box: list[int]):
+    """A TMA descriptor that fetches boxes of this shape."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
-    return TensorDescriptor.from_tensor(tensor, box, layout)
+    return TensorDescriptor.from_tensor(tensor, box, tile_layout(len(box)))

@@ -33,7 +33,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 WARPGROUPS = 3
 ROWS = 64                       # rows of a warpgroup
-BLOCK_N = 128
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
@@ -111,10 +110,7 @@ def _exponentiate(s, m, den, column, last, scale_log2, MASK: gl.constexpr):
             "{ .reg .pred seen; setp.le.s32 seen, $2, $3; selp.f32 $0, $1, 0fFF800000, seen; }", "=f,f,r,r",
             [s, column, last], dtype=gl.float32, is_pure=True, pack=1)
     new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)
-    if MASK:
-        safe = gl.where(new == float("-inf"), 0.0, new)
-    else:
-        safe = new
+    safe = gl.where(new == float("-inf"), 0.0, new) if MASK else new
     x = s * scale_log2 - safe.expand_dims(1)
     p = gl.exp2(x)
     keep = gl.exp2(m - safe)

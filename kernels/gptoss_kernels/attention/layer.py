@@ -63,6 +63,14 @@ class LayerKind:
         return -1 if self.window is None else self.window - 1
 
 
+def as_device(device: torch.device | str) -> torch.device:
+    """The device with its index: "cuda" is the current GPU."""
+    wanted = torch.device(device)
+    if wanted.type == "cuda" and wanted.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return wanted
+
+
 def layer_of(q: torch.Tensor, k: torch.Tensor, window: int | None, scale: float | None) -> LayerKind:
     """The LayerKind of tensors q [..., Hq, D] and k [..., Hkv, D]."""
     if q.dim() < 2 or k.dim() < 2:

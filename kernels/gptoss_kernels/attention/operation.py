@@ -39,7 +39,7 @@ class Prefill:
         lse: None, "with_sink" or "without_sink". backend: "auto" or a name; BackendUnavailable if it cannot run here
         or cannot honour an argument. AttentionError if offsets do not fit.
         """
-        self.layer, self.device, self.lse = layer, torch.device(device), lse
+        self.layer, self.device, self.lse = layer, checks.as_device(device), lse
         checks.check_lse(lse)
         self._cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q)
         self._cu_k = self._cu_q if cu_seqlens_k is None else checks.offsets("cu_seqlens_k", cu_seqlens_k)
@@ -81,7 +81,7 @@ class PagedPrefill:
         page_table: int32 [B, pages]; token t of sequence b lies in row t % page_size of page page_table[b, t //
         page_size]. Errors as in Prefill.
         """
-        self.layer, self.device, self.lse, self.page_size = layer, torch.device(device), lse, page_size
+        self.layer, self.device, self.lse, self.page_size = layer, checks.as_device(device), lse, page_size
         checks.check_lse(lse)
         self._cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q)
         lens = checks.lengths("kv_lens", kv_lens)
@@ -123,7 +123,7 @@ class PagedDecode:
             raise AttentionError(f"batch, max_kv_len and page_size are {batch}, {max_kv_len} and {page_size}; "
                                  "each must be at least 1")
         checks.check_lse(lse)
-        self.layer, self.device, self.lse, self.page_size = layer, torch.device(device), lse, page_size
+        self.layer, self.device, self.lse, self.page_size = layer, checks.as_device(device), lse, page_size
         self.batch, self.max_kv_len = batch, max_kv_len
         pages = -(-max_kv_len // page_size)
         self.kv_lens = torch.zeros(batch, dtype=torch.int32, device=self.device)

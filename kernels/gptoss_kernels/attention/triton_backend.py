@@ -23,14 +23,11 @@ def prefill_config(layer: LayerKind) -> dict[str, int]:
 
     group_rows = next_power_of_two(layer.group)
     wide = layer.head_dim > 64 or layer.dtype == torch.float32               # more bytes a row: smaller blocks
-    block_m = 64 if wide or layer.window is not None else 128
-    block_n = 32 if wide else 64
     if layer.window is None:
+        block_m, block_n = (64, 32) if wide else (128, 64)
         config = {"BLOCK_N": block_n, "TAIL_N": block_n, "num_warps": 4 if wide else 8, "num_stages": 2 if wide else 3}
     else:
-        while block_n > max(16, layer.window):
-            block_n //= 2
-        block_n = min(block_n, 32)
+        block_m, block_n = 64, 32 if layer.window >= 32 else 16
         config = {"BLOCK_N": block_n, "TAIL_N": 16, "num_warps": 4, "num_stages": 2}
     return {"GROUP_ROWS": group_rows, "BLOCK_M": max(block_m, group_rows), **config}
 

@@ -5,8 +5,8 @@ What: one token's query heads against up to `kv_lens[b]` cached keys.
 How: a batch of 1 has only as many (sequence, key head) pairs as there are key heads, far fewer than the GPU has
 multiprocessors; so the keys of a sequence are cut into splits that run as programs of their own. Each leaves its
 running maximum m, denominator den and unnormalised output; a second kernel merges them. The sink enters exactly once:
-the first split starts at m = sink, den = 1, the others at m = -inf, den = 0. (To return the LSE without the sink, all start
-empty and the merge adds the sink, again once.)
+the first split starts at m = sink, den = 1, the others at m = -inf, den = 0. (To return the LSE without the sink, all
+start empty and the merge adds the sink, again once.)
 
 Why this way: how many splits a sequence really uses is worked out on the GPU from its length, so the grid is fixed by
 the capacity and the launch can be captured in a CUDA graph and replayed as lengths grow.
@@ -62,8 +62,8 @@ def decode_kernel(
     qb = tl.load(q + b * stride_qb + head[:, None] * stride_qh + offs_d[None, :], mask=real[:, None], other=0.0)
     sink = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32) * LOG2E
     m = tl.full([ROWS], float("-inf"), tl.float32)
-    if SINK_FIRST and split == 0:                                            # once, in the first split
-        m = sink
+    if SINK_FIRST:
+        m = tl.where(split == 0, sink, m)                                    # once, in the first split
     den = tl.where(m == float("-inf"), 0.0, 1.0)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
 

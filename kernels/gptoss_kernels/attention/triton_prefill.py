@@ -75,10 +75,7 @@ def _block(
     if MASK_LOW:
         s = tl.where(key > position[:, None] - window, s, float("-inf"))
     new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
-    if MASK_HIGH or MASK_LOW:                                               # a row may not have seen anything yet
-        safe = tl.where(new == float("-inf"), 0.0, new)
-    else:
-        safe = new
+    safe = tl.where(new == float("-inf"), 0.0, new) if MASK_HIGH or MASK_LOW else new     # a row may have seen nothing
     p = tl.math.exp2(s * scale_log2 - safe[:, None])
     keep = tl.math.exp2(m - safe)
     den = den * keep + tl.sum(p, axis=1)
@@ -132,10 +129,7 @@ def prefill_kernel(
     least = k_len - q_len + first                                            # position of the tile's first query
     last = tl.minimum(first + BLOCK_M // GROUP_ROWS, q_len) - 1
     limit = tl.maximum(k_len - q_len + last + 1, 0)                          # keys that any row of the tile may see
-    if WINDOWED:
-        low = tl.maximum(least - window + 1, 0)
-    else:
-        low = 0
+    low = tl.maximum(least - window + 1, 0) if WINDOWED else 0
     whole = low + tl.maximum(least + 1 - low, 0) // BLOCK_N * BLOCK_N        # before it no row is masked causally
     for n in range(low, whole, BLOCK_N):
         acc, m, den = _block(qb, acc, m, den, k, v, table, n, k_begin, limit, position, window, scale_log2,

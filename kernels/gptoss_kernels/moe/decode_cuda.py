@@ -35,6 +35,7 @@ def decode_gemm(
     routing: Routing,
     *,
     gather: bool = False,
+    overlapping: bool = False,
     swiglu: bool = False,
     alpha: float = 1.702,
     limit: float = 7.0,
@@ -43,6 +44,7 @@ def decode_gemm(
 
     x: [rows, K] float8_e4m3fn, row r of the sorted buffer, or with `gather` [T, K] by token. x_scale: [.., ceil(K/128)]
     fp32, any strides. matrices: E of [N, K], "fp8" or "mxfp4". bias: [E, N] fp32. routing: with align 16.
+    overlapping: may start before the kernel launched last has ended; that one must not be what wrote `routing`.
     K a multiple of 64 up to 4096, N of 64. Returns y [rows, N] bf16, or with `swiglu` h [rows, N/2] float8_e4m3fn and its
     scale [rows, ceil(N/256)] fp32. Padding rows of the result hold anything.
     """
@@ -74,5 +76,5 @@ def decode_gemm(
         driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128), x, x_scale,
         ctypes.c_longlong(x_scale.stride(0)), ctypes.c_longlong(x_scale.stride(1)),
         routing.token_of if gather else ctypes.c_void_p(0), scales, bias, routing.tile_expert, routing.tile_rows,
-        ctypes.c_int(routing.tile_expert.shape[0]), out, out_scale, ctypes.c_int(out_scale.stride(1))])
+        ctypes.c_int(routing.tile_expert.shape[0]), out, out_scale, ctypes.c_int(out_scale.stride(1))], overlapping)
     return (out, out_scale) if swiglu else out

@@ -66,6 +66,8 @@ def grouped_gemm(
     [M, ceil(N/256)] fp32, column-major. Padding rows of the result hold anything.
     """
     check_operands(a, a_scale, b, b_scale, bias, counts)
+    if swiglu and b.shape[1] % 128:
+        raise ValueError(f"grouped_gemm: SwiGLU over {b.shape[1]} columns; a multiple of 128 is needed")
     m, k = a.shape
     e, n, _ = b.shape
     device = a.device.index or 0
@@ -76,13 +78,15 @@ def grouped_gemm(
         out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
         out_scale = empty_scales(m, n // 2, a.device)
         out_map = driver.tensor_map(out.data_ptr(), 1, m, n // 2, 64, 128)
+        b_map = driver.interleaved_map(b.data_ptr(), e * n, k)
     else:
         out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device)
-        out_scale, out_map = a_scale, a_map                             # passed, never used
+        out_scale = a_scale                                             # passed, never written
+        out_map = driver.tensor_map(out.data_ptr(), 2, m, n, 64, 64)
+        b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, 96, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
-        a_map, driver.tensor_map(b.data_ptr(), 1, e * n, k, (256 if swiglu else 192) // 2, 128), out_map, out, a_scale,
-        ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias, counts, out_scale,
-        ctypes.c_int(out_scale.stride(1))])
+        a_map, b_map, out_map, a_scale, ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias, counts,
+        out_scale, ctypes.c_int(out_scale.stride(1))])
     return (out, out_scale) if swiglu else out
 
 

@@ -84,8 +84,8 @@ def moe_layer_cuda(x: torch.Tensor, weights: LayerWeights, *, residual: bool = T
     if x.shape[0] <= FEW_TOKENS or w.gate_up.form == "mxfp4":
         r = _route(x, w, decode_cuda.TILE, precision)
         q, scale = norm_quantise(x, w.norm, norm_eps=w.norm_eps)
-        h, h_scale = decode_cuda.decode_gemm(q, scale, w.gate_up, w.gate_up_bias, r, gather=True, **swiglu)
-        y = decode_cuda.decode_gemm(h, h_scale, w.down, w.down_bias, r)
+        h, h_scale = decode_cuda.decode_gemm(q, scale, w.gate_up, w.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
+        y = decode_cuda.decode_gemm(h, h_scale, w.down, w.down_bias, r, overlapping=True)
     else:
         r = _route(x, w, gemm_cuda.TILE_M, precision)
         q, scale = norm_quantise(x, w.norm, row_of=r.row_of, rows=r.rows, norm_eps=w.norm_eps)

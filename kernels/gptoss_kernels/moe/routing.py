@@ -3,9 +3,9 @@
 First launch: RMSNorm, router logits with bias, top-k (equal logits: lowest expert id), softmax over the selected logits
 in registers, and how many rows each block of tokens sends to each expert. Second launch: a prefix sum over those counts
 gives every row its place: sorted by expert, inside an expert in token order, every expert starting at a multiple of
-`align`. No atomics, so the same input always gives the same order. Few tokens (decode) would leave most of the chip
-idle in the first launch, so there the logits are computed expert by expert in one launch and selected and placed by one
-program in the second.
+`align`. No atomics, so the same input always gives the same order. A tile of 64 tokens per program would leave most of
+the chip idle in decode: up to 128 tokens each has its own program, and up to 8 the logits are spread over the experts
+as well, selected and placed by one program in the second launch.
 
 Another routing scheme is another `_weigh`: DeepSeek-style "softmax over all, then top-k" is the `SOFTMAX_BEFORE` line.
 
@@ -24,7 +24,8 @@ import triton.language as tl
 from gptoss_kernels.moe.layout import max_tiles
 from gptoss_kernels.quant.rounding import operand, to_dtype
 
-FEW_TOKENS = 128        # up to here the decode form of the two launches
+ONE_PROGRAM = 8         # up to here one program selects and places
+FEW_TOKENS = 128        # up to here one program per token selects; above, one per 64
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _logits(x_ptr, gain_ptr, router_ptr, rows, valid, experts, E, H: tl.constexp
     """[BLOCK_T, BLOCK_E] fp32: the normalised rows, rounded to x's dtype, times the router's rows."""
     scale = tl.full((BLOCK_T,), 1.0, dtype=tl.float32)
     if NORM:
-        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, BLOCK_H, EPS)
+        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, 2 * BLOCK_H, EPS)
     acc = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
     for h0 in range(0, H, BLOCK_H):
         h = h0 + tl.arange(0, BLOCK_H)
@@ -147,21 +148,16 @@ def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, 
 
 
 @triton.jit
-def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl.constexpr, NORM: tl.constexpr,
-                   BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
-    """Few tokens, first launch: one program per token and block of experts writes fp32 logits.
-
-    So few rows would leave a tensor core mostly idle, and many small programs hide the memory's latency better.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+def _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H: tl.constexpr, NORM: tl.constexpr,
+                BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
+    """[BLOCK_E] fp32 logits with bias of one token: so few rows would leave a tensor core mostly idle."""
     scale = 1.0
     if NORM:
-        h = tl.arange(0, H_PAD)
-        x = tl.load(x_ptr + row * H + h, mask=h < H, other=0.0).to(tl.float32)
-        scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / H + EPS)
+        whole = tl.arange(0, H_PAD)
+        all_x = tl.load(x_ptr + row * H + whole, mask=whole < H, other=0.0).to(tl.float32)
+        scale = 1.0 / tl.sqrt_rn(tl.sum(all_x * all_x, axis=0) / H + EPS)
     acc = tl.zeros((BLOCK_E, BLOCK_H), dtype=tl.float32)
-    for h0 in tl.static_range(0, H, BLOCK_H):
+    for h0 in range(0, H, BLOCK_H):
         h = h0 + tl.arange(0, BLOCK_H)
         x = tl.load(x_ptr + row * H + h, mask=h < H, other=0.0)
         w = tl.load(router_ptr + experts[:, None] * H + h[None, :], mask=(experts < E)[:, None] & (h < H)[None, :],
@@ -170,8 +166,41 @@ def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: t
             gain = tl.load(gain_ptr + h, mask=h < H, other=0.0).to(tl.float32)
             x = to_dtype(x.to(tl.float32) * scale * gain, x_ptr.dtype.element_ty)
         acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    bias = tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)
-    tl.store(logits_ptr + row * E + experts, tl.sum(acc, axis=1) + bias, mask=experts < E)
+    return tl.sum(acc, axis=1) + tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _choose_one_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, block_counts_ptr, E, first_local,
+                       local_count, H: tl.constexpr, NORM: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+                       SOFTMAX_BEFORE: tl.constexpr, ROUND_LOGITS: tl.constexpr, BLOCK_E: tl.constexpr,
+                       BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
+    """Some tens of tokens, first launch: one program per token, which reads the whole router (from L2)."""
+    row = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, BLOCK_E)
+    logits = _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H, NORM, BLOCK_E, BLOCK_H, H_PAD, EPS)
+    if ROUND_LOGITS:
+        logits = to_dtype(logits, tl.bfloat16).to(tl.float32)
+    logits = logits[None, :]
+    values, ids = _select(logits, experts, E, TOP, TOP_PAD, 1, BLOCK_E)
+    weights = _weigh(logits, values, experts, E, TOP, TOP_PAD, SOFTMAX_BEFORE)
+    slot = tl.arange(0, TOP_PAD)[None, :]
+    tl.store(ids_ptr + row * TOP + slot, ids, mask=slot < TOP)
+    tl.store(weights_ptr + row * TOP + slot, to_dtype(weights, weights_ptr.dtype.element_ty), mask=slot < TOP)
+    counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
+    for k in tl.static_range(TOP):
+        chosen = tl.sum(tl.sum(tl.where(slot == k, ids, 0), axis=1), axis=0) - first_local
+        counts += (experts == chosen).to(tl.int32)
+    tl.store(block_counts_ptr + row * BLOCK_E + experts, tl.where(experts < local_count, counts, 0))
+
+
+@triton.jit
+def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl.constexpr, NORM: tl.constexpr,
+                   BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
+    """A few tokens, first launch: one program per token and block of experts writes fp32 logits."""
+    row = tl.program_id(0).to(tl.int64)
+    experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    logits = _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H, NORM, BLOCK_E, BLOCK_H, H_PAD, EPS)
+    tl.store(logits_ptr + row * E + experts, logits, mask=experts < E)
 
 
 @triton.jit
@@ -239,7 +268,7 @@ def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_pt
     base = starts + before
     for s0 in range(0, BLOCK_T * TOP, SLOTS):
         slot = me * BLOCK_T * TOP + s0 + tl.arange(0, SLOTS)
-        inside = slot < T * TOP
+        inside = (slot < T * TOP) & (slot < (me + 1) * BLOCK_T * TOP)
         ids = tl.load(ids_ptr + slot, mask=inside, other=-1) - first_local
         live = inside & (ids >= 0) & (ids < local_count)
         slot_at = tl.where(inside, slot, T * TOP)                       # one spare element swallows the overhang
@@ -327,31 +356,36 @@ def route(
     token_of, row_expert = torch.empty(2, tiles * align, **i32).unbind(0)
     tables = (counts, starts, tile_expert, tile_rows, row_expert)
     block_e = max(16, triton.next_power_of_2(e))
-    shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8 if t <= 16 else 32}
+    shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8}
     choice = {"TOP_PAD": triton.next_power_of_2(experts_per_token), "SOFTMAX_BEFORE": softmax == "before",
               "ROUND_LOGITS": logits_dtype == torch.bfloat16}
     norm = {"H": h, "NORM": norm_weight is not None, "EPS": norm_eps}
     gain = router_bias if norm_weight is None else norm_weight          # a pointer that is never read without NORM
     local = (first, last - first)
-    if t <= FEW_TOKENS:
+    padded = triton.next_power_of_2(h)
+    if t <= ONE_PROGRAM:
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        _logits_kernel[(t, triton.cdiv(e, 8))](
-            x, gain, router_weight, router_bias, logits, t, e, **norm, BLOCK_E=8,
-            BLOCK_H=min(1024, triton.next_power_of_2(h)), H_PAD=triton.next_power_of_2(h), num_warps=8)
-        few = min(32, triton.next_power_of_2(t))
+        _logits_kernel[(t, triton.cdiv(e, 8))](x, gain, router_weight, router_bias, logits, t, e, **norm, BLOCK_E=8,
+                                               BLOCK_H=min(1024, padded), H_PAD=padded, num_warps=8)
+        few = triton.next_power_of_2(t)
         _choose_and_place_kernel[(1,)](
             logits, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
-            SLOTS=max(16, min(128, triton.next_power_of_2(few * experts_per_token))), num_warps=4 if t <= 16 else 8)
+            SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4)
+        return Routing(ids, weights, row_of[:-1].view(t, experts_per_token), *tables[:4], token_of, row_expert, align)
+    block_t = 1 if t <= FEW_TOKENS else 64
+    blocks = triton.cdiv(t, block_t)
+    block_counts = torch.empty(blocks, block_e, **i32)
+    if block_t == 1:
+        _choose_one_kernel[(t,)](
+            x, gain, router_weight, router_bias, ids, weights, block_counts, e, *local, **norm, **choice,
+            TOP=experts_per_token, BLOCK_E=block_e, BLOCK_H=min(128, padded), H_PAD=padded, num_warps=8)
     else:
-        block_t = 64
-        blocks = triton.cdiv(t, block_t)
-        block_counts = torch.empty(blocks, block_e, **i32)
         _choose_kernel[(blocks,)](
             x, gain, router_weight, router_bias, ids, weights, block_counts, t, e, *local, **norm, **choice,
-            TOP=experts_per_token, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=64, num_warps=4, num_stages=4)
-        _place_kernel[(blocks,)](
-            ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
-            SLOTS=64, num_warps=4)
+            TOP=experts_per_token, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=128, num_warps=8, num_stages=3)
+    _place_kernel[(blocks,)](
+        ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
+        SLOTS=triton.next_power_of_2(min(64, block_t * experts_per_token)), num_warps=4)
     return Routing(ids, weights, row_of[:-1].view(t, experts_per_token), counts, starts, tile_expert, tile_rows,
                    token_of, row_expert, align)
 

@@ -179,6 +179,14 @@ def test_quantise_rounds_to_nearest_and_measures_it(kind, seed, power):
         assert amax <= 448 * scale_inv[0, 0] and amax > 224 * scale_inv[0, 0]
 
 
+@pytest.mark.parametrize("amax", [448.0, 448.5, 440.0, 424.0, 225.0, 224.0, 1.0, 0.8750001, 0.875, 2.0**-130, 3e38])
+def test_power_of_two_scale_at_the_edges(amax):
+    """The smallest power of two that keeps the largest value within 448."""
+    scale = fp8.quantise(torch.tensor([[amax, 0.0]]))[1].double().item()
+    amax = torch.tensor(amax, dtype=torch.float32).double().item()
+    assert amax / scale <= 448 < amax / (scale / 2)
+
+
 def test_values_that_came_from_mxfp4_quantise_exactly():
     """bf16 made from MXFP4 gets the same FP8 as the table gives, where each block holds a code of 4 or 6."""
     blocks, scales = random_mxfp4(4, 256, 8, zero_groups=0)

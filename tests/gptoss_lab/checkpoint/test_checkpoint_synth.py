@@ -201,12 +201,3 @@ def test_nano_lost_race(tiny_nano, monkeypatch):
 def test_nano_prefers_the_trained_one(monkeypatch, tmp_path):
     monkeypatch.setattr(nano, "trained_nano", lambda: tmp_path)
     assert nano.ensure_nano() == tmp_path
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.delenv("GPTOSS_LAB_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert nano.cache_folder() == tmp_path / "gptoss-lab"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert nano.cache_folder() == tmp_path / ".cache" / "gptoss-lab"

@@ -27,7 +27,7 @@ IDS = st.lists(st.one_of(st.sampled_from(SPECIAL), st.sampled_from(WORDS), st.in
 
 
 def expected_texts(ids):
-    """Return the text of each message in `ids`, which follow <|start|>assistant, and the header of each that has a body."""
+    """Return the text of each message in `ids`, which follow <|start|>assistant, and its header if it has a body."""
     letters = "".join(LETTERS.get(i, "x") for i in ids)
     texts, headers, given_role, position = [], [], True, 0
     while position < len(letters) or given_role:

@@ -346,7 +346,8 @@ def test_parse_errors_are_one_line_and_short():
 
 
 def test_events_of_an_answer_with_a_call():
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f json<|message|>{}<|call|>"
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    text += "<|channel|>commentary to=functions.f json<|message|>{}<|call|>"
     events, last = stream(ids_of(text))
     thought, call = read(text)
     assert [event for events_of_id in [*events, last] for event in events_of_id] == [

@@ -75,15 +75,17 @@ def test_text_of_a_conversation_with_a_tool():
         ]
     )
     assert decode(ids) == (
-        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
-        "Current date: 2025-06-28\n\nReasoning: high\n\n# Valid channels: analysis, commentary, final. Channel must be "
-        "included for every message.\nCalls to these tools must go to the commentary channel: 'functions'.<|end|>"
-        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\nnamespace functions {\n\n"
-        "// Gets the weather.\ntype get_weather = (_: {\n// Name\ncity: string,\n"
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\nCurrent date: 2025-06-28\n\nReasoning: high\n\n"
+        "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n"
+        "Calls to these tools must go to the commentary channel: 'functions'.<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\n"
+        "namespace functions {\n\n// Gets the weather.\ntype get_weather = (_: {\n// Name\ncity: string,\n"
         'unit?: "C" | "F", // default: C\n}) => any;\n\n} // namespace functions<|end|>'
         "<|start|>user<|message|>Weather in Oslo?<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>Need the tool.<|end|>"
-        '<|start|>assistant to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
+        "<|start|>assistant to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>"
+        '{"city": "Oslo"}<|call|>'
         "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>4 degrees<|end|>"
         "<|start|>assistant"
     )
@@ -233,6 +235,9 @@ def test_lone_surrogates_become_replacement_characters():
     [
         (lambda: system("extreme"), "extreme"),
         (lambda: system("low", "28.06.2025"), "28.06.2025"),
+        (lambda: system("low", "20250628"), "20250628"),
+        (lambda: user(None), "None"),
+        (lambda: assistant(b"bytes"), "bytes"),
         (lambda: system(builtin_tools=["calculator"]), "calculator"),
         (lambda: Tool("get weather"), "get weather"),
         (lambda: Tool(""), "''"),

@@ -71,6 +71,7 @@ def test_what_has_no_place_is_stray():
         ("<|end|>", "marker"),
         ("<|return|>", "stray"),
     ]
+    assert labels("<|channel|>final<|channel|>other<|message|>a")[2:4] == [("<|channel|>", "stray"), ("other", "text")]
     assert labels("No.<|end|>") == [("No", "text"), (".", "text"), ("<|end|>", "marker")]
     assert labels("<|start|>assistant No.<|end|>", None) == [
         ("<|start|>", "marker"),

@@ -61,7 +61,8 @@ def values(figure, kind, key):
 
 def test_the_bars_are_the_bytes():
     drawn = sum(sum(x) for x in values(FIGURES["formats"](), "bar", "x")) * 2**30
-    wanted = sum(sum(sizes.byte_parts(preset(m), f).values()) for m in ("gpt-oss-20b", "gpt-oss-120b") for f in sizes.FORMATS)
+    models = (preset("gpt-oss-20b"), preset("gpt-oss-120b"))
+    wanted = sum(sum(sizes.byte_parts(model, f).values()) for model in models for f in sizes.FORMATS)
     assert drawn == pytest.approx(wanted, rel=1e-12)
 
 
@@ -75,6 +76,12 @@ def test_the_block_title_tells_whether_fifteen_suffice(spread, verdict):
     block[0, 0] = -spread
     title = exponents.block_figure(block, "live", "x").layout.title.text
     assert f"span {spread + 1}: {verdict} the 15" in title
+
+
+def test_a_block_is_drawn_from_its_place_in_the_matrix():
+    scales = torch.randint(110, 125, (300, 9), dtype=torch.uint8, generator=GENERATOR)
+    drawn = torch.tensor(values(exponents.figure_at(scales, 1, 1), "heatmap", "z")[0])
+    assert torch.equal(drawn, scales[128:256, 4:8].long() - 127)
 
 
 def test_the_heatmaps_hold_what_they_are_given():

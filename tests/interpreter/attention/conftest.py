@@ -1,4 +1,4 @@
-"""Makes `cases` importable from the tests beside it."""
+"""Makes `attention_cases` importable from the tests beside it."""
 import sys
 from pathlib import Path
 

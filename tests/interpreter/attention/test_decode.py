@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import assert_close, assert_lse, make_batch, to_pages
+from attention_cases import assert_close, assert_lse, make_batch, to_pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,4 +1,5 @@
-import os
+"""Makes `moe_cases` importable from the tests beside it."""
 import sys
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(__file__))
+sys.path.insert(0, str(Path(__file__).parent))

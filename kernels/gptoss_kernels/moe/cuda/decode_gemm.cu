@@ -13,6 +13,9 @@
 // that operand may also come from. All 32 columns of a product are one MXFP4 group; which k a byte belongs to does not
 // matter to a product as long as both operands agree, so the tokens of a group are laid out evens first, then odds.
 //
+// The second product of a layer may be launched while the first still runs: then its weights are already on their way when
+// the tokens come. That is safe because the tables of the routing were complete before the first product began.
+//
 // EPILOGUE 0: y as bf16; a work item is 128 weight rows. EPILOGUE 1: clamped SwiGLU on interleaved gate/up and e4m3 with a
 // scale per 128; an item is 256 weight rows, one scale group.
 // Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT. N and K are multiples of 64.
@@ -273,6 +276,7 @@ DEVICE void consume(const Tokens& tokens, const float* block_scales, const float
     int lane = threadIdx.x & 31, group = __shfl_sync(~0u, threadIdx.x / 128, 0), local = group * HALVES * 64;
     int row = threadIdx.x / 32 % 4 * 16 + lane / 4;                     // within a 64-row half
     uint64 tokens_at = tokens_descriptor(shared_address(s.x));
+    wait_for_previous();                                                // what the tokens come from; weights are on their way
     Turn<STAGES> turn;
     Turn<2> at;
     for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
@@ -338,6 +342,7 @@ decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* 
             barrier_init_fence();
         }
     }
+    let_next_start();
     __syncthreads();
     if (threadIdx.x == 256) produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
     if (threadIdx.x < 256)

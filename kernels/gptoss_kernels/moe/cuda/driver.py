@@ -166,21 +166,58 @@ def tensor_map(pointer: int, bytes_per_element: int, rows: int, columns: int, bo
     Elements outside read as zero and are not written. The row pitch must be a multiple of 16 bytes.
     """
     pitch = columns * bytes_per_element
-    if pitch % 16 or pointer % 16:
-        raise ValueError(f"tensor_map: rows of {pitch} bytes at address {pointer:#x}; both must be multiples of 16")
+    return _encode(pointer, {1: 0, 2: 9}[bytes_per_element], (columns, rows), (pitch,), (box_columns, box_rows))
+
+
+@functools.lru_cache(maxsize=4096)
+def interleaved_map(pointer: int, rows: int, columns: int) -> TensorMap:
+    """A TMA map of a byte matrix whose boxes, 128 rows of 128 bytes, hold the rows of each 32 in another order.
+
+    Row 8 q + 2 j + s of 32 comes to place 8 j + 2 q + s (q, j < 4, s < 2): the dimensions of the map are the columns, s, q, j
+    and the 32s, and a box is filled with s running fastest.
+    """
+    return _encode(pointer, 0, (columns, 2, 4, 4, rows // 32), (columns, 8 * columns, 2 * columns, 32 * columns),
+                   (128, 2, 4, 4, 4))
+
+
+def _encode(pointer: int, kind: int, sizes: Sequence[int], pitches: Sequence[int], box: Sequence[int]) -> TensorMap:
+    """kind: CUtensorMapDataType (0: bytes, 9: bf16). pitches: bytes from one element to the next, from dimension 1 on."""
+    if pointer % 16 or any(pitch % 16 for pitch in pitches):
+        raise ValueError(f"tensor map: address {pointer:#x} and pitches {list(pitches)}; multiples of 16 bytes are needed")
     raw = (ctypes.c_uint8 * 192)()
     address = (ctypes.addressof(raw) + 63) // 64 * 64
-    kind = {1: 0, 2: 9}[bytes_per_element]                              # UINT8, BFLOAT16
+    rank = len(sizes)
     _check("cuTensorMapEncodeTiled", _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(address), kind, 2, ctypes.c_void_p(pointer), (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(pitch), (ctypes.c_uint32 * 2)(box_columns, box_rows), (ctypes.c_uint32 * 2)(1, 1), 0, 3, 3, 0))
+        ctypes.c_void_p(address), kind, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*pitches), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
+        0, 3, 3, 0))
     return TensorMap.from_buffer_copy(ctypes.string_at(address, 128))
 
 
-def launch(kernel: Kernel, blocks: int, threads: int, arguments: Sequence[object]) -> None:
-    """Launch on torch's current stream. arguments: ctypes values, TensorMaps, or tensors (their address is passed)."""
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id, padding, and a union of 64 bytes of which the first integer is used here."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)]
+
+
+_OVERLAPPING = 6            # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+def launch(kernel: Kernel, blocks: int, threads: int, arguments: Sequence[object], overlapping: bool = False) -> None:
+    """Launch on torch's current stream. arguments: ctypes values, TensorMaps, or tensors (their address is passed).
+
+    overlapping: the kernel may start before the one in front of it has ended; it waits for it itself.
+    """
     values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values))
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    _check("cuLaunchKernel", _driver().cuLaunchKernel(
-        kernel.function, blocks, 1, 1, threads, 1, 1, kernel.shared_bytes, stream, pointers, None))
+    attribute = _Attribute(_OVERLAPPING, 0, (ctypes.c_int * 16)(1))
+    config = _Config((blocks, 1, 1), (threads, 1, 1), kernel.shared_bytes, torch.cuda.current_stream().cuda_stream,
+                     ctypes.pointer(attribute), int(overlapping))
+    _check("cuLaunchKernelEx", _driver().cuLaunchKernelEx(ctypes.byref(config), kernel.function, pointers, None))

@@ -9,7 +9,7 @@
 //
 // Why this shape. A tensor core product of e4m3 keeps only some 14 bits of its sum, so every 128 columns of K its part is
 // scaled into a separate fp32 accumulator, by ordinary FMAs. Two warpgroups of 64 rows take turns: while one scales, the
-// other multiplies, if one starts half a product after the other. 128x256 per CTA is the largest tile
+// other multiplies. 128x256 per CTA is the largest tile
 // whose accumulators (128 registers a thread) and part (64) fit. At full rate such a tile asks L2 for much of what it
 // delivers, so two CTAs form a cluster and share what they have in common: two row tiles of one expert share B; where
 // an expert has an odd tile left, the two take neighbouring column tiles and share A.
@@ -23,10 +23,7 @@
 #include "hopper.cuh"
 
 #ifndef STAGES
-#define STAGES (EPILOGUE == 1 ? 4 : 5)
-#endif
-#ifndef STAGGER
-#define STAGGER 1       // the second warpgroup starts a tile half a product after the first
+#define STAGES 4
 #endif
 #ifndef SHARE_B
 #define SHARE_B 1
@@ -42,7 +39,7 @@ constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = 
 constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // products of 32 columns in the last K block
 constexpr int A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SCALE_BYTES = TILE_M * 4;                                 // of A, per stage
-constexpr int OUT_BYTES = EPILOGUE == 0 ? 0 : 64 * 128;                 // staging per warpgroup
+constexpr int OUT_BYTES = 64 * 128 * (EPILOGUE == 0 ? TILE_N / 64 : 1);  // staging per warpgroup, 64 rows of 128 bytes each
 
 struct Item {
     int expert, row, n_tile, real;                                      // first row, column tile, real rows of this CTA's tile
@@ -119,6 +116,16 @@ template <int SIZE> struct Turn {                                       // whose
     DEVICE void next() { if (++index == SIZE) { index = 0; phase ^= 1; } }
 };
 
+// Half a tile of weight rows. For SwiGLU they arrive in another order, by the shape of their tensor map: of 32 rows, row
+// 8 q + 2 j + s comes to place 8 j + 2 q + s, so that a thread's accumulators are gate and up of four results side by side.
+template <bool SHARED> DEVICE void load_weights(const TensorMap* map, uint32 to, uint32 bar, int k, int row) {
+    if (EPILOGUE == 0) {
+        if (SHARED) tma_load_multicast(map, to, bar, k, row, 3); else tma_load(map, to, bar, k, row);
+    } else {
+        if (SHARED) tma_load_5d_multicast(map, to, bar, k, row / 32, 3); else tma_load_5d(map, to, bar, k, row / 32);
+    }
+}
+
 // One thread: fill the stages.
 DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float* sa, int sa_stride, uint32 data, Shared& s,
                     const int* counts, int rank, int cluster, int clusters) {
@@ -135,13 +142,13 @@ DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float*
             barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
             barrier_expect(bar, STAGE_BYTES + SCALE_BYTES);
             if (item.pair) {                                            // own 128 rows of A; half of B for both CTAs
-                tma_load_multicast(b_map, b + rank * (B_BYTES / 2), bar, k, b_row + rank * (TILE_N / 2), 3);
+                load_weights<true>(b_map, b + rank * (B_BYTES / 2), bar, k, b_row + rank * (TILE_N / 2));
                 tma_load(a_map, a, bar, k, item.row);
                 tma_load(a_map, a + A_BYTES / 2, bar, k, item.row + 64);
             } else {                                                    // half of A for both CTAs; own 256 rows of B
                 tma_load_multicast(a_map, a + rank * (A_BYTES / 2), bar, k, item.row + rank * 64, 3);
-                tma_load(b_map, b, bar, k, b_row);
-                tma_load(b_map, b + B_BYTES / 2, bar, k, b_row + TILE_N / 2);
+                load_weights<false>(b_map, b, bar, k, b_row);
+                load_weights<false>(b_map, b + B_BYTES / 2, bar, k, b_row + TILE_N / 2);
             }
             bulk_load(scale, shared_address(s.a_scale[turn.index]), bar, SCALE_BYTES);
         }
@@ -211,13 +218,12 @@ DEVICE void wait_full(const Turn<STAGES>& turn, Shared& s) { barrier_wait(shared
 // while a product runs: what stands between two products of a warpgroup is only the scaling of the first.
 template <int STEPS, bool LAST>
 DEVICE void k_block(float (&acc)[PARTS][HELD], Turn<STAGES>& turn, uint32 data, Shared& s, const Tile& tile, int kb,
-                    int half, int row, bool both, bool straddles, int signal) {
+                    int half, int row, bool both, bool straddles) {
     float part[HELD];
     int stage = turn.index;
     uint32 at = data + stage * STAGE_BYTES;
     uint64 a = tile_descriptor(at + half * (A_BYTES / 2)), b = tile_descriptor(at + A_BYTES);
     start_product<STEPS>(part, a, b);
-    if (STAGGER && kb == 0 && signal) named_arrive(signal, 256);
     float upper = s.a_scale[stage][row], lower = s.a_scale[stage][row + 8];
     float left = tile.scale[0][kb], right = tile.scale[1][kb];
     turn.next();
@@ -245,16 +251,6 @@ DEVICE void k_block(float (&acc)[PARTS][HELD], Turn<STAGES>& turn, uint32 data, 
     }
 }
 
-// The second warpgroup lets the first have half a product's head start. Side by side they would multiply together and
-// then scale together; half a product apart, each scales while the other multiplies, and they stay so. Once per tile,
-// on one of two barriers in turn, because the first may be a tile ahead.
-DEVICE void follow(int name) {
-    if (!STAGGER) return;
-    named_sync(name, 256);
-    uint32 from = clock();
-    while (clock() - from < 2 * HELD * STAGGER) {}
-}
-
 // A warpgroup without a real row hands on the stages.
 DEVICE void skip(Turn<STAGES>& turn, Shared& s) {
 #pragma unroll 1
@@ -265,41 +261,34 @@ DEVICE void skip(Turn<STAGES>& turn, Shared& s) {
 }
 
 DEVICE void start_accumulator(float (&acc)[HELD], const float* bias) {
-    const float2* at = (const float2*)(bias + 2 * (thread_index() & 3));
+    int q = thread_index() & 3;
 #pragma unroll
-    for (int j = 0; j < HELD / 4; ++j) {
-        float2 b = at[4 * j];
+    for (int j = 0; j < HELD / 4; ++j) {                                // columns 8 j + 2 q, which for SwiGLU are others' rows
+        float2 b = *(const float2*)(bias + (EPILOGUE == 0 ? 8 * j + 2 * q : j / 4 * 32 + 8 * q + j % 4 * 2));
         acc[4 * j] = acc[4 * j + 2] = b.x;
         acc[4 * j + 1] = acc[4 * j + 3] = b.y;
     }
 }
 
-// Lane q of four holds word j of columns 8 j + 2 q; afterwards it holds the four words of columns 8 q .. 8 q + 7.
-DEVICE uint4 transpose_quad(uint32 w0, uint32 w1, uint32 w2, uint32 w3) {
-    int q = thread_index() & 3;
-    bool odd = q & 1, high = q & 2;
-    uint32 give0 = odd ? w0 : w1, give1 = odd ? w2 : w3;
-    uint32 got0 = __shfl_xor_sync(~0u, give0, 1), got1 = __shfl_xor_sync(~0u, give1, 1);
-    uint32 a0 = odd ? got0 : w0, a1 = odd ? w1 : got0, b0 = odd ? got1 : w2, b1 = odd ? w3 : got1;
-    uint32 send0 = high ? a0 : b0, send1 = high ? a1 : b1;
-    got0 = __shfl_xor_sync(~0u, send0, 2);
-    got1 = __shfl_xor_sync(~0u, send1, 2);
-    return high ? make_uint4(got0, got1, b0, b1) : make_uint4(a0, a1, got0, got1);
-}
-
-// WIDTH columns of two rows a thread, as bf16, 16 bytes at a time; only real rows and columns below N.
-DEVICE void store_bf16(const float (&acc)[HELD], uint16* out, int row, int real, int n0) {
-    int q = thread_index() & 3;
+// A warpgroup's 64 rows as bf16: 64 columns at a time to a staging buffer swizzled by 128, and off by the copy engine. What
+// lies beyond N is cut off there. Padding rows are written too: they are in this expert's tile, and nobody reads them.
+DEVICE void finish_bf16(const float (&acc)[PARTS][HELD], const TensorMap* out_map, uint32 staging, int half, int row, int n0) {
+    int thread = thread_index() & 127, lane = thread & 31;
+    int at = thread / 32 * 16 + (lane & 15);                            // this lane addresses one row of one 8x8 matrix
+    if (thread == 0) tma_store_wait_read<0>();
+    named_sync(1 + half, 128);
 #pragma unroll
-    for (int c = 0; c < WIDTH / 32; ++c) {                              // 32 columns
-        const float* x = acc + 16 * c;
-        uint4 upper = transpose_quad(pack_bf16(x[0], x[1]), pack_bf16(x[4], x[5]), pack_bf16(x[8], x[9]), pack_bf16(x[12], x[13]));
-        uint4 lower = transpose_quad(pack_bf16(x[2], x[3]), pack_bf16(x[6], x[7]), pack_bf16(x[10], x[11]), pack_bf16(x[14], x[15]));
-        int column = n0 + 32 * c + 8 * q;
-        if (column < N) {
-            if (row < real) *(uint4*)(out + (long long)row * N + column) = upper;
-            if (row + 8 < real) *(uint4*)(out + (long long)(row + 8) * N + column) = lower;
-        }
+    for (int c = 0; c < TILE_N / 16; ++c) {                             // 16 columns: matrices (rows 0-7, 8-15) x (8 columns)
+        const float* x = acc[c / (WIDTH / 16)] + c % (WIDTH / 16) * 8;
+        uint32 unit = (c % 4 * 2 + (lane >> 4)) ^ (at & 7);
+        store_matrix_x4(staging + c / 4 * 8192 + at * 128 + unit * 16, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                        pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    }
+    async_fence();
+    named_sync(1 + half, 128);
+    if (thread == 0) {
+        for (int c = 0; c < TILE_N / 64 && n0 + 64 * c < N; ++c) tma_store(out_map, staging + c * 8192, n0 + 64 * c, row);
+        tma_store_commit();
     }
 }
 
@@ -311,14 +300,14 @@ DEVICE float swiglu(float gate, float up) {
     return fmaf(share, u, share);
 }
 
-// The two halves of this thread's rows: h[2 j] is row `upper`, h[2 j + 1] row `lower`, column 4 j + lane % 4 of 64.
-DEVICE void activate(const float (&acc)[64], float (&h)[32], bool live, float& upper, float& lower) {
+// This thread's results of 64: h[0][j] in row `upper`, h[1][j] in row `lower`, column 16 (j / 4) + 4 (lane % 4) + j % 4.
+DEVICE void activate(const float (&acc)[64], float (&h)[2][16], bool live, float& upper, float& lower) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-        h[2 * j] = live ? swiglu(acc[4 * j], acc[4 * j + 1]) : 0.0f;
-        h[2 * j + 1] = live ? swiglu(acc[4 * j + 2], acc[4 * j + 3]) : 0.0f;
-        upper = fmaxf(upper, fabsf(h[2 * j]));
-        lower = fmaxf(lower, fabsf(h[2 * j + 1]));
+        h[0][j] = live ? swiglu(acc[4 * j], acc[4 * j + 1]) : 0.0f;
+        h[1][j] = live ? swiglu(acc[4 * j + 2], acc[4 * j + 3]) : 0.0f;
+        upper = fmaxf(upper, fabsf(h[0][j]));
+        lower = fmaxf(lower, fabsf(h[1][j]));
     }
 }
 
@@ -327,19 +316,21 @@ DEVICE float over_quad(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-DEVICE void stage_e4m3(const float (&h)[32], int column, int row, float upper, float lower, uint32 buffer) {
+// 64 columns from `column` on, four bytes at a time; rows `row` and `row + 8` are swizzled alike.
+DEVICE void stage_e4m3(const float (&h)[2][16], int column, int row, float upper, float lower, uint32 buffer) {
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        uint16 two = pack_e4m3(h[2 * j] * upper, h[2 * j + 1] * lower);
-        int at = column + 4 * j, place = ((at >> 4) ^ (row & 7)) * 16 + (at & 15);   // rows `row` and `row + 8` swizzle alike
-        asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer + row * 128 + place), "r"((uint32)two & 0xFF) : "memory");
-        asm volatile("st.shared.u8 [%0], %1;" ::"r"(buffer + row * 128 + 1024 + place), "r"((uint32)two >> 8) : "memory");
+    for (int i = 0; i < 8; ++i) {
+        const float* x = h[i / 4] + i % 4 * 4;
+        float to = i < 4 ? upper : lower;
+        uint32 word = (uint32)pack_e4m3(x[0] * to, x[1] * to) | (uint32)pack_e4m3(x[2] * to, x[3] * to) << 16;
+        int unit = (column / 16 + i % 4) ^ (row & 7);
+        store_shared(buffer + (row + i / 4 * 8) * 128 + unit * 16 + (thread_index() & 3) * 4, word);
     }
 }
 
 DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool both, const TensorMap* out_map,
                           float* out_scale, int out_scale_stride, uint32 staging, int half, int first, int row, int n_tile) {
-    float h0[32], h1[32], upper = 0.0f, lower = 0.0f;
+    float h0[2][16], h1[2][16], upper = 0.0f, lower = 0.0f;
     activate(acc0, h0, true, upper, lower);
     activate(acc1, h1, both, upper, lower);
     upper = over_quad(upper);
@@ -351,8 +342,8 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool
     staging += half * OUT_BYTES;
     if (leader) tma_store_wait_read<0>();
     named_sync(1 + half, 128);
-    stage_e4m3(h0, q, mine, to_upper, to_lower, staging);
-    stage_e4m3(h1, 64 + q, mine, to_upper, to_lower, staging);
+    stage_e4m3(h0, 0, mine, to_upper, to_lower, staging);
+    stage_e4m3(h1, 64, mine, to_upper, to_lower, staging);
     async_fence();
     named_sync(1 + half, 128);
     if (leader) { tma_store(out_map, staging, n_tile * 128, first + 64 * half); tma_store_commit(); }
@@ -366,7 +357,7 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool
 #endif
 
 // A warpgroup: 64 rows of every tile.
-DEVICE void consume(const TensorMap* out_map, uint16* out, float* out_scale, int out_scale_stride, uint32 data,
+DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_stride, uint32 data,
                     uint32 staging, Shared& s, int half, int cluster, int clusters) {
     int row = half * 64 + (thread_index() / 32 & 3) * 16 + (thread_index() & 31) / 4, total = s.items[EXPERTS];
     Turn<STAGES> turn;
@@ -387,17 +378,13 @@ DEVICE void consume(const TensorMap* out_map, uint16* out, float* out_scale, int
         if (PARTS == 2) start_accumulator(acc[PARTS - 1], tile.bias + WIDTH);
         bool straddles = n0 & 64;
         wait_full(turn, s);
-        if (half == 1) follow(3 + at.index);
-        int signal = half == 0 && item.real > 64 ? 3 + at.index : 0;
 #pragma unroll 1
         for (int kb = 0; kb < K_BLOCKS - 1; ++kb)
-            k_block<4, false>(acc, turn, data, s, tile, kb, half, row, both, straddles, signal);
-        k_block<LAST_STEPS, true>(acc, turn, data, s, tile, K_BLOCKS - 1, half, row, both, straddles, signal);
+            k_block<4, false>(acc, turn, data, s, tile, kb, half, row, both, straddles);
+        k_block<LAST_STEPS, true>(acc, turn, data, s, tile, K_BLOCKS - 1, half, row, both, straddles);
         barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
 #if EPILOGUE == 0
-        uint16* first = out + (long long)item.row * N;
-        store_bf16(acc[0], first, row, item.real, n0);
-        if (PARTS == 2 && both) store_bf16(acc[PARTS - 1], first, row, item.real, n0 + WIDTH);
+        finish_bf16(acc, out_map, staging + half * OUT_BYTES, half, item.row + half * 64, n0);
 #else
         finish_swiglu(acc[0], acc[PARTS - 1], both, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
 #endif
@@ -407,7 +394,7 @@ DEVICE void consume(const TensorMap* out_map, uint16* out, float* out_scale, int
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-             const __grid_constant__ TensorMap out_map, uint16* out, const float* sa, int sa_stride, const float* sb,
+             const __grid_constant__ TensorMap out_map, const float* sa, int sa_stride, const float* sb,
              const float* bias, const int* counts, float* out_scale, int out_scale_stride) {
     extern __shared__ __align__(1024) uint8 raw[];                      // swizzled tiles start at multiples of 1024
     uint32 data = shared_address(raw), staging = data + STAGES * STAGE_BYTES;
@@ -436,7 +423,7 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         if (warp == 9) describe(sb, bias, s, counts, rank, cluster, clusters);
     } else {
         registers_grow<224>();
-        consume(&out_map, out, out_scale, out_scale_stride, data, staging, s, __shfl_sync(~0u, warp / 4, 0), cluster,
+        consume(&out_map, out_scale, out_scale_stride, data, staging, s, __shfl_sync(~0u, warp / 4, 0), cluster,
                 clusters);
     }
     __syncthreads();

@@ -72,6 +72,25 @@ DEVICE void tma_load_multicast(const TensorMap* map, uint32 to, uint32 bar, int 
                  : "memory");
 }
 
+// A box of a five-dimensional map, at x in the innermost and z in the outermost dimension.
+DEVICE void tma_load_5d(const TensorMap* map, uint32 to, uint32 bar, int x, int z) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %5, %5, %5, "
+                 "%4}], [%2];" ::"r"(to), "l"((uint64)map), "r"(bar), "r"(x), "r"(z), "r"(0) : "memory");
+}
+
+DEVICE void tma_load_5d_multicast(const TensorMap* map, uint32 to, uint32 bar, int x, int z, uint16 mask) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %6, %6, %6, %4}], [%2], %5;" ::"r"(to), "l"((uint64)map), "r"(bar), "r"(x), "r"(z),
+                 "h"(mask), "r"(0) : "memory");
+}
+
+DEVICE void store_shared(uint32 to, uint32 word) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory"); }
+
+DEVICE void store_matrix_x4(uint32 to, uint32 a, uint32 b, uint32 c, uint32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 DEVICE void tma_store(const TensorMap* map, uint32 from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"((uint64)map), "r"(from), "r"(x), "r"(y) : "memory");
@@ -160,8 +179,13 @@ DEVICE void wgmma_add(float (&d)[96], uint64 a, uint64 b) {
         : "l"(a), "l"(b));
 }
 
-// Named barriers: `threads` threads in all, of which the arriving ones do not wait.
-DEVICE void named_arrive(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+// Launched as an overlapping kernel: everything the kernel before it wrote is visible after this. Else it returns at once.
+DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The next kernel, if it is launched as overlapping, may start as soon as all CTAs of this one have come here.
+DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Named barrier of `threads` threads.
 DEVICE void named_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
 DEVICE uint32 pack_bf16(float low, float high) {

@@ -1,0 +1,43 @@
+"""The GPU sources compile for sm_90a without a GPU: no spills in loops, wgmma where it belongs, and they fit."""
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from gptoss_kernels.attention import LayerKind
+
+ahead = pytest.importorskip("gptoss_kernels.attention.ahead")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+FULL, SLIDING = LayerKind(64, 8, 64), LayerKind(64, 8, 64, window=128)
+
+
+@pytest.mark.parametrize(("layer", "page_size"), [(FULL, 0), (SLIDING, 0), (FULL, 64), (SLIDING, 16)])
+def test_prefill_uses_wgmma_and_two_programs_fit_a_multiprocessor(layer, page_size):
+    made = ahead.compile_prefill(layer, page_size=page_size, lse=True)
+    assert made.stack == 0 and made.wgmma > 0
+    assert 2 * made.registers * made.threads <= 65536 and 2 * made.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize("layer", [FULL, SLIDING])
+def test_four_decode_programs_fit_a_multiprocessor(layer):
+    made = ahead.compile_decode(layer)
+    assert made.stack == 0 and 4 * made.registers * made.threads <= 65536 and 4 * made.shared <= 227 * 1024
+    assert ahead.compile_merge(layer).stack == 0
+
+
+@pytest.mark.parametrize("layer", [
+    LayerKind(12, 4, 128), LayerKind(8, 8, 32, torch.float16), LayerKind(5, 1, 64, torch.float32, 40),
+])
+def test_other_shapes_and_formats_compile(layer):
+    assert ahead.compile_prefill(layer).registers > 0
+    assert ahead.compile_decode(layer, page_size=48).registers > 0
+
+
+@pytest.mark.parametrize("layer", [FULL, LayerKind(16, 16, 64, torch.float16)])
+def test_gluon_kernel(layer):
+    """Three warpgroups and a producer take all registers of a multiprocessor; the few spills lie outside the loop."""
+    made = ahead.compile_gluon(layer)
+    assert made.wgmma == 108 and made.threads == 512 and made.stack <= 64 and made.shared <= 227 * 1024

@@ -1,0 +1,183 @@
+"""The generic kernels and the whole layer in the interpreter, against fp64 and the plain reference."""
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moe_cases import fp8_matrices, layer, relative
+
+from gptoss_kernels.moe import combine, group_layout
+from gptoss_kernels.moe.gemm_triton import grouped_gemm
+from gptoss_kernels.moe.layer import moe_layer_reference, moe_layer_triton
+from gptoss_kernels.quant import norm_quantise
+from gptoss_kernels.reference.experts import ExpertMatrices
+from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups
+from gptoss_kernels.registry import BackendUnavailable, choose
+
+ALIGN = 16
+
+
+def laid_out(sizes: list[int], columns: int, seed: int = 0):
+    """Quantised rows in their aligned places, padding rows NaN in values and scales; which rows are real; tile tables."""
+    g = torch.Generator().manual_seed(seed)
+    plan = group_layout(sizes, ALIGN)
+    q, scale = norm_quantise(torch.randn(max(plan.total, ALIGN), columns, generator=g))
+    real = torch.zeros(q.shape[0], dtype=torch.bool)
+    for start, size in zip(plan.starts, sizes, strict=True):
+        real[start : start + size] = True
+    q.view(torch.uint8)[~real] = 0x7F
+    scale[~real] = torch.nan
+    experts = [e for e, rows in enumerate(plan.aligned) for _ in range(rows // ALIGN)] or [-1]
+    rows = [min(ALIGN, size - i) for size in sizes for i in range(0, size, ALIGN)] or [0]
+    return q, scale, real, torch.tensor(experts, dtype=torch.int32), torch.tensor(rows, dtype=torch.int32), plan
+
+
+def exact(q, scale, matrices, bias, sizes, plan):
+    a = dequantise_groups(torch.nan_to_num(q.float()).to(torch.float8_e4m3fn), torch.nan_to_num(scale), dtype=torch.float64)
+    w = dequantise_blocks(matrices.values, matrices.scales, dtype=torch.float64)
+    out = torch.zeros(q.shape[0], w.shape[1], dtype=torch.float64)
+    for e, (start, size) in enumerate(zip(plan.starts, sizes, strict=True)):
+        out[start : start + size] = a[start : start + size] @ w[e].T + (0 if bias is None else bias[e].double())
+    return out
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.sampled_from([0, 0, 1, 7, 16, 17, 40]), min_size=1, max_size=5), st.sampled_from([64, 192]),
+       st.sampled_from([96, 160]))
+def test_grouped_gemm_any_group_sizes(sizes, columns, rows_of_weight):
+    g = torch.Generator().manual_seed(1)
+    m = fp8_matrices(g, len(sizes), rows_of_weight, columns)
+    bias = torch.randn(len(sizes), rows_of_weight, generator=g)
+    q, scale, real, experts, rows, plan = laid_out(sizes, columns)
+    y = grouped_gemm(q, scale, m.values, m.scales, bias, experts, rows, dtype=torch.float32)
+    want = exact(q, scale, m, bias, sizes, plan)
+    assert torch.isfinite(y[real]).all()
+    if any(sizes):
+        assert relative(y[real], want[real]) < 1e-5
+
+
+def test_group_sizes_of_the_published_case_with_nan_padding():
+    sizes = [7, 0, 130, 1]
+    g = torch.Generator().manual_seed(2)
+    m, bias = fp8_matrices(g, 4, 128, 192), torch.randn(4, 128, generator=g)
+    q, scale, real, experts, rows, plan = laid_out(sizes, 192)
+    y = grouped_gemm(q, scale, m.values, m.scales, bias, experts, rows, dtype=torch.float32)
+    assert relative(y[real], exact(q, scale, m, bias, sizes, plan)[real]) < 1e-5
+
+
+def test_zero_bias_is_no_bias_and_each_bias_matters():
+    sizes = [5, 20]
+    g = torch.Generator().manual_seed(3)
+    m = fp8_matrices(g, 2, 96, 64)
+    q, scale, real, experts, rows, _ = laid_out(sizes, 64)
+
+    def run(bias):
+        return grouped_gemm(q, scale, m.values, m.scales, bias, experts, rows, dtype=torch.float32)[real]
+
+    none = run(None)
+    assert torch.equal(none, run(torch.zeros(2, 96)))
+    bias = torch.zeros(2, 96)
+    bias[1, 95] = 1.0
+    changed = run(bias) - none
+    assert torch.equal(changed.nonzero()[:, 1].unique(), torch.tensor([95]))
+    assert (changed[:5] == 0).all() and torch.allclose(changed[5:, 95], torch.ones(20), atol=1e-3)
+
+
+@pytest.mark.parametrize("stray", [0x00, 0xFF])
+def test_bytes_around_the_scales_do_not_matter(stray):
+    """Scales as views inside buffers full of 0xFF (NaN): same result as inside zeros. K ends half-way into a block."""
+    sizes, columns = [1, 18], 192
+    g = torch.Generator().manual_seed(4)
+    m = fp8_matrices(g, 2, 160, columns)
+    q, scale, real, experts, rows, _ = laid_out(sizes, columns)
+    plain = grouped_gemm(q, scale, m.values, m.scales, None, experts, rows)
+
+    def inside(t):
+        buffer = torch.full((t.numel() * 4 + 512,), stray, dtype=torch.uint8)
+        view = buffer[256 : 256 + t.numel() * 4].view(torch.float32).view(t.shape)
+        view.copy_(t)
+        return view
+
+    framed = grouped_gemm(q, inside(scale), m.values, inside(m.scales), None, experts, rows)
+    assert torch.equal(plain[real], framed[real]) and torch.isfinite(framed[real]).all()
+
+
+def test_partial_blocks_have_their_own_scale():
+    """2880 rows have 23 scale rows, the last over 64: weights of ones with scale row i + 1 give row sums of it."""
+    m = ExpertMatrices("fp8", torch.ones(1, 2880, 64).to(torch.float8_e4m3fn),
+                       torch.arange(1.0, 24.0)[None, :, None].contiguous())
+    q, scale = norm_quantise(torch.ones(16, 64))
+    y = grouped_gemm(q, scale, m.values, m.scales, None, torch.zeros(1, dtype=torch.int32),
+                     torch.full((1,), 16, dtype=torch.int32), dtype=torch.float32)
+    assert torch.allclose(y[0, [0, 127, 128, 255, 2879]] / 64, torch.tensor([1.0, 1, 2, 2, 23]))
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 131])
+def test_layer_equals_the_reference_up_to_activation_rounding(tokens):
+    w = layer()
+    x = torch.randn(tokens, 192, generator=torch.Generator().manual_seed(tokens))
+    ours, plain = moe_layer_triton(x, w), moe_layer_reference(x, w)
+    assert relative(ours - x, plain - x) < 6e-2                         # two e4m3 roundings of activations, 3 % each
+    assert torch.equal(moe_layer_triton(x, w, residual=False) + x, ours)
+
+
+def test_down_bias_is_weighted_and_counts_once():
+    """Zero down weights, biases 1 to 4: 1.507347, the softmax-weighted mean; unweighted it would be 10."""
+    w = layer(experts=8)
+    zero = ExpertMatrices("fp8", torch.zeros_like(w.down.values), w.down.scales)
+    biases = torch.tensor([1.0, 2, 3, 4, 0, 0, 0, 0])[:, None].expand(8, 192).contiguous()
+    logits = torch.tensor([3.0, 2, 1, 0, -1, -2, -3, -4])
+    w = layer(experts=8, down=zero, down_bias=biases, router=torch.zeros(8, 192), router_bias=logits)
+    x = torch.randn(3, 192, generator=torch.Generator().manual_seed(0))
+    for out in (moe_layer_triton(x, w, residual=False), moe_layer_reference(x, w, residual=False)):
+        assert torch.allclose(out, torch.full_like(out, 1.507347), atol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["gate_up_bias", "down_bias", "router_bias", "norm"])
+def test_every_part_of_the_layer_is_used(field):
+    w = layer()
+    x = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
+    changed = layer(**{field: getattr(w, field) * 1.5 + 0.5})
+    assert relative(moe_layer_triton(x, changed), moe_layer_triton(x, w)) > 1e-3
+
+
+def test_experts_on_two_ranks_add_up_and_an_empty_rank_gives_zero():
+    w = layer(experts=8)
+    x = torch.randn(20, 192, generator=torch.Generator().manual_seed(2))
+    whole, parts = moe_layer_triton(x, w, residual=False), torch.zeros(20, 192)
+    for first in (0, 4):
+        cut = slice(first, first + 4)
+        held = {n: ExpertMatrices("fp8", m.values[cut].contiguous(), m.scales[cut].contiguous())
+                for n, m in (("gate_up", w.gate_up), ("down", w.down))}
+        part = layer(experts=8, **held, gate_up_bias=w.gate_up_bias[cut], down_bias=w.down_bias[cut], first_expert=first)
+        parts += moe_layer_triton(x, part, residual=False)
+    assert relative(parts, whole) < 1e-6
+    away = layer(experts=8, router_bias=torch.tensor([0.0, 0, 0, 0, 99, 99, 99, 99]), gate_up_bias=w.gate_up_bias[:4],
+                 down_bias=w.down_bias[:4], gate_up=ExpertMatrices("fp8", w.gate_up.values[:4], w.gate_up.scales[:4]),
+                 down=ExpertMatrices("fp8", w.down.values[:4], w.down.scales[:4]))
+    assert (moe_layer_triton(x, away, residual=False) == 0).all()
+
+
+def test_combine_with_the_bias_riding_along():
+    g = torch.Generator().manual_seed(5)
+    y, residual, bias = torch.randn(12, 40, generator=g), torch.randn(3, 40, generator=g), torch.randn(4, 40, generator=g)
+    row_of = torch.tensor([[0, 5], [11, -1], [2, 3]], dtype=torch.int32)
+    ids = torch.tensor([[0, 3], [2, 1], [1, 0]], dtype=torch.int32)
+    weights = torch.rand(3, 2, generator=g)
+    want = residual.clone()
+    for t in range(3):
+        for k in range(2):
+            if row_of[t, k] >= 0:
+                want[t] += weights[t, k] * (y[row_of[t, k]] + bias[ids[t, k]])
+    assert torch.allclose(combine(y, row_of, weights, residual=residual, ids=ids, bias=bias), want, atol=1e-6)
+    with pytest.raises(ValueError, match="belong together"):
+        combine(y, row_of, weights, bias=bias)
+
+
+def test_auto_says_why_and_explicit_choices_do_not_fall_back():
+    choice = choose("moe_layer", device="cpu", form="fp8")
+    assert choice.backend == "triton" and "not cuda: it needs an NVIDIA GPU" in choice.reason
+    assert choose("moe_layer", device="cpu", form="mxfp4").backend == "reference"
+    with pytest.raises(BackendUnavailable, match="NVIDIA GPU"):
+        choose("moe_layer", "cuda", device="cpu", form="fp8")
+    with pytest.raises(BackendUnavailable, match="'fp8'"):
+        choose("moe_layer", "deepgemm", device="cpu", form="mxfp4")

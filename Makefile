@@ -9,8 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(STACK)
 SM90A := .venv-sm90a
-EXTRAS := $(if $(filter h200,$(STACK)),lab$(comma)gpu$(comma)dev,lab$(comma)dev)
-comma := ,
+EXTRAS_cpu := lab,dev
+EXTRAS_h200 := lab,gpu,dev
 PIP := -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 REPORTS := build/reports
@@ -46,7 +46,7 @@ notebooks: $(READY)
 
 $(READY): pyproject.toml constraints/$(STACK).txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) --constraint constraints/$(STACK).txt --editable ".[$(EXTRAS)]"
+	$(BIN)/python $(PIP) --constraint constraints/$(STACK).txt --editable ".[$(EXTRAS_$(STACK))]"
 	touch $@
 
 $(SM90A)/.ready: constraints/sm90a.txt

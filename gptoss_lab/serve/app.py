@@ -1,6 +1,7 @@
 """The application: routes, what errors look like, and the engine that lives as long as it does."""
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from gptoss_lab.engine import Loop
-from gptoss_lab.harmony import load_encoding
+from gptoss_lab.harmony import user
 from gptoss_lab.serve import chat, responses
 from gptoss_lab.serve.chat_request import ChatRequest
 from gptoss_lab.serve.engine_process import READY, EngineProcess
@@ -70,7 +71,7 @@ def create_app(settings: Settings, build: Callable[[], Loop]) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        load_encoding()
+        await asyncio.to_thread(server.chat.render, [user("")])  # loads the vocabulary, or says why it cannot
         await engine.start()
         try:
             yield

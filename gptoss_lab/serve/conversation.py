@@ -30,7 +30,7 @@ def conversation(request: ChatRequest, date: str, remembered: Remembered) -> lis
     messages = [system(request.reasoning_effort or "medium", date)]
     if instructions or tools:
         messages.append(developer(instructions or None, tools))
-    return messages + _history(request.messages[leading:], remembered)
+    return messages + _history(request.messages[leading:], remembered, leading)
 
 
 def described(tools: Sequence[FunctionTool]) -> list[Tool]:
@@ -45,10 +45,10 @@ def described(tools: Sequence[FunctionTool]) -> list[Tool]:
         raise bad_request(str(error), "tools") from None
 
 
-def _history(messages: Sequence[object], remembered: Remembered) -> list[Message]:
+def _history(messages: Sequence[object], remembered: Remembered, start: int) -> list[Message]:
     history: list[Message] = []
     open_calls: dict[str, Message] = {}
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages, start):
         if isinstance(message, SystemMessage):
             history.append(developer(_text(message.content)))
         elif isinstance(message, AssistantMessage):
@@ -59,8 +59,8 @@ def _history(messages: Sequence[object], remembered: Remembered) -> list[Message
             call = open_calls.get(message.tool_call_id)
             if call is None:
                 raise bad_request(
-                    f"message {index} of role 'tool' answers {message.tool_call_id!r}; no earlier assistant message has "
-                    "a tool call with this id", "messages")
+                    f"message {index} of role 'tool' answers {message.tool_call_id!r:.100}; no earlier assistant "
+                    "message has a tool call with this id", "messages")
             history.append(tool_result(call, _text(message.content)))
         else:
             history.append(user(_text(message.content)))

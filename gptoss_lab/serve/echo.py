@@ -19,7 +19,7 @@ HEADER = (CHANNEL, *encode("final"), MESSAGE)
 
 
 class Echo:
-    """A decoder: <|channel|>final<|message|>, then the last body of the prompt without end. interval: seconds a step."""
+    """A decoder: <|channel|>final<|message|>, then the last body of the prompt repeated. interval: seconds a step."""
 
     def __init__(self, interval: float) -> None:
         self._interval, self._next = interval, 0.0

@@ -1,9 +1,9 @@
 """The front end's handle on the engine's process: start it, send it requests, hand out its tokens, survive its death.
 
-The process is spawned, so it shares no state, no lock and no GPU context with the front end; only ids and log-probabilities
-cross. Two threads do what could block: one reads the pipe, one writes it (a long prompt fills it while the engine is in
-a step). When the process dies, every open request ends with an error that says so, and a new one is started, after a
-pause that doubles; `restarts` deaths in a row without a single token between them are final.
+The process is spawned, so it shares no state, no lock and no GPU context with the front end; only ids and
+log-probabilities cross. Two threads do what could block: one reads the pipe, one writes it (a long prompt fills it
+while the engine is in a step). When the process dies, every open request ends with an error that says so, and a new one
+is started, after a pause that doubles; `restarts` deaths in a row without a single token between them are final.
 """
 from __future__ import annotations
 

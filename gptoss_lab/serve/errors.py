@@ -25,7 +25,7 @@ class ApiError(HTTPException):
 
     def body(self) -> dict[str, Any]:
         """The JSON of this error."""
-        return {"error": self.error.model_dump()}
+        return {"error": self.error.model_dump(exclude_unset=True)}
 
     def response(self) -> Response:
         """The whole HTTP answer."""

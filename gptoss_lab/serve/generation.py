@@ -1,4 +1,4 @@
-"""One request on its way through the server: admitted, rendered, sent to the engine, read until its end, always released."""
+"""One request on its way through the server: admitted, rendered, sent to the engine, read to its end, released."""
 from __future__ import annotations
 
 import asyncio
@@ -107,7 +107,7 @@ class Generation:
         self._released = False
 
     def release(self) -> None:
-        """Give the place back, and tell the engine unless it has ended the answer itself. Only the first call counts."""
+        """Give the place back, and tell the engine unless it has ended the answer. Only the first call counts."""
         if not self._released:
             self._released = True
             self._server.count(-1)

@@ -1,10 +1,10 @@
-"""Load on a server on loopback: many streaming clients for a while, every token checked, the front end's CPU time taken.
+"""Load on a server on loopback: many streaming clients for a while, every token checked, CPU time of the front end.
 
     python -m gptoss_lab.serve.load --clients 64 --seconds 60
 
-The server runs in a process of its own with an engine that echoes (echo.py), the clients are the official ones. CPU time
-is user and system time of the front end's process alone, without the engine's, from psutil, divided by the tokens that
-the clients were told of. Rows of the suite "serve" go to a file when --out names one.
+The server runs in a process of its own with an engine that echoes (echo.py), the clients are the official ones. CPU
+time is user and system time of the front end's process alone, without the engine's, from psutil, divided by the tokens
+that the clients were told of. Rows of the suite "serve" go to a file when --out names one.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gptoss_lab.serve.app import create_app
 from gptoss_lab.serve.echo import echo_loop, expected
 from gptoss_lab.serve.settings import Settings
 
-WORDS = ("river", "Ω", "stone", "naïve", "𝒳", "seven", "雪", "lamp", "🙂", "of", "quartz", "and", "ten", "Zürich", "blue")
+WORDS = ("river", "Ω", "stone", "naïve", "𝒳", "seven", "雪", "lamp", "🙂", "of", "quartz", "and", "Zürich", "blue")
 
 
 @dataclass
@@ -108,7 +108,8 @@ def load(clients: int = 64, seconds: float = 60.0, interval: float = 0.05, token
     port = listening.getsockname()[1]
     listening.close()
     try:
-        return asyncio.run(measure(f"http://127.0.0.1:{port}/v1", psutil.Process(process.pid), clients, seconds, tokens))
+        url = f"http://127.0.0.1:{port}/v1"
+        return asyncio.run(measure(url, psutil.Process(process.pid), clients, seconds, tokens))
     finally:
         process.terminate()
         process.join(20)

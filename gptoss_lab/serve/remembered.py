@@ -1,8 +1,8 @@
 """What the model wrote, kept so that the next request of a conversation is rendered from its own tokens.
 
 The API is stateless: a client sends back text. But the format wants the reasoning that led to a tool call to be seen
-while the call is open, and the engine's cache knows the very tokens. So turns are kept under the ids that were given out
-with them (of a call, of a response), the oldest dropped first, as many as fit into a number of tokens.
+while the call is open, and the engine's cache knows the very tokens. So turns are kept under the ids that were given
+out with them (of a call, of a response), the oldest dropped first, as many as fit into a number of tokens.
 What is lost: a server that was restarted, or has forgotten, renders such a turn from its text.
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Remembered:
         self._kept: OrderedDict[str, tuple[tuple[Message, ...], int]] = OrderedDict()
 
     def put(self, key: str, messages: Sequence[Message]) -> None:
-        """Keep `messages` under `key`; older ones are dropped where there is no room, and these if they are too long."""
+        """Keep `messages` under `key`; the oldest are dropped where there is no room, these too if too long."""
         self.drop(key)
         size = sum(map(_size, messages)) + 1
         self._kept[key] = (tuple(messages), size)

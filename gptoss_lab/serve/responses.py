@@ -153,10 +153,10 @@ class _Response:
     def _events(self, *events: tuple[str, dict[str, Any]]) -> list[bytes]:
         return [self._event(name, **fields) for name, fields in events] if self.request.stream else []
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        made = _TYPES[name](type=name, sequence_number=self._number, **fields)
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
+        made = _TYPES[kind](type=kind, sequence_number=self._number, **fields)
         self._number += 1
-        return event(made.model_dump_json(exclude_unset=True), name)
+        return event(made.model_dump_json(exclude_unset=True), kind)
 
     def _object(self, status: str | None = None, error: ApiError | None = None) -> types.Response:
         """The response as it is now. status: None when it is over."""

@@ -33,7 +33,7 @@ class Stream:
         self._news.set()
 
     async def take(self) -> list[Token]:
-        """All tokens that have come since the last call, at least one. Raises what the stream failed with, after them."""
+        """All tokens that have come since the last call, at least one. Raises what the stream failed with."""
         while not self._tokens:
             if self._error is not None:
                 raise self._error

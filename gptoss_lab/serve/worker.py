@@ -1,6 +1,6 @@
 """The engine's own process: takes requests from a pipe, runs the loop, sends tokens back. It knows no HTTP and no text.
 
-It ends when it is told to or when the pipe is closed, so it never outlives the front end. Whatever it cannot handle ends
+It ends when it is told to or when the pipe is closed, so it never outlives the front end. What it cannot handle ends
 the process: the front end notices, says so to those who wait, and starts another.
 """
 from __future__ import annotations

@@ -30,7 +30,8 @@ def to_dtype(x, DTYPE: tl.constexpr):
 def to_e4m3(x):
     """fp32 x, already within +-448, to e4m3."""
     if INTERPRETED:
-        fine = (x + 24576.0) - 24576.0                                  # below 2^-6 the steps are all 2^-9
+        fine = (tl.abs(x) + 24576.0) - 24576.0                          # below 2^-6 the steps are all 2^-9
+        fine = tl.where(x < 0, -fine, fine)                             # a small negative number becomes -0
         x = tl.where(tl.abs(x) < 0.015625, fine, _round_mantissa(x, 20))
     return x.to(tl.float8e4nv)
 

@@ -62,7 +62,7 @@ def test_every_tensor_starts_at_a_multiple_of_its_element(tmp_path):
         (lambda w: w.write("half", TENSORS["half"].float()), "half is BF16, but torch.float32"),
         (lambda w: [w.write("half", TENSORS["half"]) for _ in range(2)], "half has 14 bytes, but more was written"),
         (lambda w: [w.write("half", TENSORS["half"][:6]), w.close()], r"0 of the 24 bytes of scale were written"),
-        (lambda w: [*(w.write(n, t) for n, t in TENSORS.items() if n != "codes"), w.close()], "0 of the 15 bytes of codes"),
+        (lambda w: [*(w.write(n, t) for n, t in TENSORS.items() if n != "codes"), w.close()], "0 of the 15 bytes"),
     ],
 )
 def test_a_file_that_is_not_whole_does_not_appear(tmp_path, work, words):

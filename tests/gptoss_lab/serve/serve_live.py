@@ -105,7 +105,7 @@ def serving(build, **settings):
     app = create_app(Settings(**{"model": "nano", "date": "2025-06-28", **settings}), build)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     until = time.monotonic() + 120
@@ -117,6 +117,6 @@ def serving(build, **settings):
         yield live
     finally:
         live.client.close()
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()

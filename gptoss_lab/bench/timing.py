@@ -43,7 +43,11 @@ def interleaved(
 
 
 def graphed(run: Callable[[], object]) -> Callable[[], object]:
-    """The launches of `run` captured in a CUDA graph; calling the result replays them."""
+    """The launches of `run` captured in a CUDA graph; calling the result replays them.
+
+    A graph holds addresses, not tensors: the result keeps `run`, and with it the plan and the buffers that it closes
+    over, alive. (Without that they are freed and reused, and a replay reads another case's memory.)
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -52,7 +56,11 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def replay(_alive: Callable[[], object] = run) -> None:
+        graph.replay()
+
+    return replay
 
 
 def clocks() -> dict[str, float] | None:

@@ -58,13 +58,14 @@ def combine(
     t, top = row_of.shape
     h = y.shape[1]
     if weights.shape != (t, top) or not (y.is_contiguous() and row_of.is_contiguous() and weights.is_contiguous()):
-        raise ValueError(f"combine: weights {list(weights.shape)} for row_of {[t, top]}; the same shape, all contiguous")
+        raise ValueError(f"combine: weights {list(weights.shape)} for row_of {[t, top]}; equal shapes, contiguous")
     if residual is not None and (residual.shape != (t, h) or not residual.is_contiguous()):
         raise ValueError(f"combine: residual has shape {list(residual.shape)}; {[t, h]} contiguous is needed")
     if (bias is None) != (ids is None):
         raise ValueError("combine: bias and ids belong together; one of them is missing")
     if bias is not None and (bias.dim() != 2 or bias.shape[1] != h or ids.shape != (t, top)):
-        raise ValueError(f"combine: bias {list(bias.shape)} and ids {list(ids.shape)}; [E, {h}] and {[t, top]} are needed")
+        raise ValueError(f"combine: bias {list(bias.shape)} and ids {list(ids.shape)}; "
+                         f"[E, {h}] and {[t, top]} are needed")
     out_dtype = dtype or (y.dtype if residual is None else residual.dtype)
     out = torch.empty(t, h, dtype=out_dtype, device=y.device)
     block = min(1024, triton.next_power_of_2(h))

@@ -45,8 +45,8 @@ def decode_gemm(
     x: [rows, K] float8_e4m3fn, row r of the sorted buffer, or with `gather` [T, K] by token. x_scale: [.., ceil(K/128)]
     fp32, any strides. matrices: E of [N, K], "fp8" or "mxfp4". bias: [E, N] fp32. routing: with align 16.
     overlapping: may start before the kernel launched last has ended; that one must not be what wrote `routing`.
-    K a multiple of 64 up to 4096, N of 64. Returns y [rows, N] bf16, or with `swiglu` h [rows, N/2] float8_e4m3fn and its
-    scale [rows, ceil(N/256)] fp32. Padding rows of the result hold anything.
+    K a multiple of 64 up to 4096, N of 64. Returns y [rows, N] bf16, or with `swiglu` h [rows, N/2] e4m3 and its scale
+    [rows, ceil(N/256)] fp32. Padding rows of the result hold anything.
     """
     values, scales = matrices.values, matrices.scales
     e, n = values.shape[:2]
@@ -54,8 +54,8 @@ def decode_gemm(
     if matrices.form not in FORMS:
         raise ValueError(f"decode_gemm: weights have form {matrices.form!r}; 'fp8' or 'mxfp4' is needed")
     if k % 64 or n % 64 or k > 4096 or values[0, 0].numel() != (k if matrices.form == "fp8" else k // 2):
-        raise ValueError(f"decode_gemm: rows of {k} for weights {list(values.shape)} ({matrices.form}); equal K, K and N "
-                         "multiples of 64 and K up to 4096 are needed")
+        raise ValueError(f"decode_gemm: rows of {k} for weights {list(values.shape)} ({matrices.form}); equal K, "
+                         "K and N multiples of 64 and K up to 4096 are needed")
     if routing.align != TILE:
         raise ValueError(f"decode_gemm: rows are aligned to {routing.align}; {TILE} is needed")
     if bias.shape != (e, n) or bias.dtype != torch.float32 or x.dtype != torch.float8_e4m3fn:

@@ -85,8 +85,8 @@ def grouped_gemm(
         out_map = driver.tensor_map(out.data_ptr(), 2, m, n, 64, 64)
         b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, 96, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
-        a_map, b_map, out_map, a_scale, ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias, counts,
-        out_scale, ctypes.c_int(out_scale.stride(1))])
+        a_map, b_map, out_map, a_scale, ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias,
+        counts, out_scale, ctypes.c_int(out_scale.stride(1))])
     return (out, out_scale) if swiglu else out
 
 
@@ -98,10 +98,11 @@ def check_operands(a, a_scale, b, b_scale, bias, counts) -> None:
         raise ValueError(f"grouped_gemm: a {[m, k]}, b {[e, n, bk]}; equal K and multiples of 32 are needed")
     if m % TILE_M:
         raise ValueError(f"grouped_gemm: a has {m} rows; a multiple of {TILE_M} is needed")
-    if a.dtype != torch.float8_e4m3fn or b.dtype != torch.float8_e4m3fn or not (a.is_contiguous() and b.is_contiguous()):
+    if {a.dtype, b.dtype} != {torch.float8_e4m3fn} or not (a.is_contiguous() and b.is_contiguous()):
         raise ValueError(f"grouped_gemm: a is {a.dtype} and b {b.dtype}; both contiguous float8_e4m3fn are needed")
     groups = -(-k // 128)
-    if a_scale.shape != (m, groups) or a_scale.dtype != torch.float32 or a_scale.stride(0) != 1 or a_scale.stride(1) % 4:
+    column_major = a_scale.stride(0) == 1 and a_scale.stride(1) % 4 == 0
+    if a_scale.shape != (m, groups) or a_scale.dtype != torch.float32 or not column_major:
         raise ValueError(f"grouped_gemm: a_scale is {a_scale.dtype} {list(a_scale.shape)} with strides "
                          f"{list(a_scale.stride())}; fp32 {[m, groups]}, column-major, is needed")
     if b_scale.shape != (e, -(-n // 128), groups) or b_scale.dtype != torch.float32 or not b_scale.is_contiguous():

@@ -2,9 +2,9 @@
 
     out = x + sum_k weight_k * (down_k(swiglu(gate_up_k(RMSNorm(x)) + bias)) + bias)
 
-Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device, so
-a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2, quantise 1, GEMM 2, combine 1. Up to
-128 tokens, or with MXFP4 weights, its GEMMs take the decode form; above, the tensor-core form with SwiGLU fused.
+Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device,
+so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2, quantise 1, GEMM 2, combine 1.
+Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form; above, the tensor-core form with SwiGLU fused.
 `choose("moe_layer", backend, device=..., form=..., hidden_size=..., intermediate_size=...)` decides once and says why.
 """
 from __future__ import annotations
@@ -80,17 +80,18 @@ def moe_layer_cuda(x: torch.Tensor, weights: LayerWeights, *, residual: bool = T
 
     residual: add x. Returns [T, H] bf16.
     """
-    w, swiglu = weights, {"swiglu": True, "alpha": weights.alpha, "limit": weights.limit}
+    w, up, down = weights, weights.gate_up, weights.down
+    swiglu = {"swiglu": True, "alpha": w.alpha, "limit": w.limit}
     if x.shape[0] <= FEW_TOKENS or w.gate_up.form == "mxfp4":
         r = _route(x, w, decode_cuda.TILE, precision)
         q, scale = norm_quantise(x, w.norm, norm_eps=w.norm_eps)
-        h, h_scale = decode_cuda.decode_gemm(q, scale, w.gate_up, w.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
-        y = decode_cuda.decode_gemm(h, h_scale, w.down, w.down_bias, r, overlapping=True)
+        h, h_scale = decode_cuda.decode_gemm(q, scale, up, w.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
+        y = decode_cuda.decode_gemm(h, h_scale, down, w.down_bias, r, overlapping=True)
     else:
         r = _route(x, w, gemm_cuda.TILE_M, precision)
         q, scale = norm_quantise(x, w.norm, row_of=r.row_of, rows=r.rows, norm_eps=w.norm_eps)
-        h, h_scale = gemm_cuda.grouped_gemm(q, scale, w.gate_up.values, w.gate_up.scales, w.gate_up_bias, r.counts, **swiglu)
-        y = gemm_cuda.grouped_gemm(h, h_scale, w.down.values, w.down.scales, w.down_bias, r.counts)
+        h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, w.gate_up_bias, r.counts, **swiglu)
+        y = gemm_cuda.grouped_gemm(h, h_scale, down.values, down.scales, w.down_bias, r.counts)
     return _combine(y, x, r, w, residual, bias=False)
 
 
@@ -132,8 +133,8 @@ def moe_layer_triton(x: torch.Tensor, weights: LayerWeights, *, residual: bool =
     w = weights
     r = _route(x, w, 16 if x.shape[0] <= FEW_TOKENS else 64, precision)
     q, scale = norm_quantise(x, w.norm, row_of=r.row_of, rows=r.rows, norm_eps=w.norm_eps)
-    u = gemm_triton.grouped_gemm(q, scale, w.gate_up.values, w.gate_up.scales, w.gate_up_bias, r.tile_expert, r.tile_rows,
-                                 dtype=torch.float32)
+    u = gemm_triton.grouped_gemm(q, scale, w.gate_up.values, w.gate_up.scales, w.gate_up_bias, r.tile_expert,
+                                 r.tile_rows, dtype=torch.float32)
     h, h_scale = swiglu_quantise(u, r.row_expert, alpha=w.alpha, limit=w.limit)
     y = gemm_triton.grouped_gemm(h, h_scale, w.down.values, w.down.scales, w.down_bias, r.tile_expert, r.tile_rows,
                                  dtype=x.dtype)

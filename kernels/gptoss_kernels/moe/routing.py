@@ -109,7 +109,7 @@ def _select(logits, experts, E, TOP: tl.constexpr, TOP_PAD: tl.constexpr, BLOCK_
 
 @triton.jit
 def _weigh(logits, values, experts, E, TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr):
-    """Weights of the selected experts. gpt-oss: softmax over the selected; SOFTMAX_BEFORE: over all, not renormalised."""
+    """Weights of the selected experts: softmax over them, or (SOFTMAX_BEFORE) over all and not renormalised."""
     slot = tl.arange(0, TOP_PAD)[None, :]
     top = tl.max(values, axis=1)
     share = tl.where(slot < TOP, tl.exp(values - top[:, None]), 0.0)
@@ -334,9 +334,9 @@ def route(
     """Choose experts for every token and lay out their rows.
 
     x: [T, H] bf16 or fp32, contiguous: the residual stream if `norm_weight` [H] is given (RMSNorm happens here), else
-    already normalised. router_weight: [E, H] in x's dtype. router_bias: [E]. softmax: "after" the selection (gpt-oss) or "before" it
-    (over all experts, not renormalised). logits_dtype, weight_dtype: fp32 or bf16, what the logits and the weights are
-    rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held here (expert
+    already normalised. router_weight: [E, H] in x's dtype. router_bias: [E]. softmax: "after" the selection (gpt-oss)
+    or "before" it (over all experts, not renormalised). logits_dtype, weight_dtype: fp32 or bf16, what the logits and
+    the weights are rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held here (expert
     parallelism); rows of others get no place. Raises ValueError on shapes or settings that do not fit.
     """
     _check_route(x, router_weight, router_bias, norm_weight, experts_per_token, softmax, logits_dtype, weight_dtype,

@@ -1,8 +1,8 @@
 """Casts to bf16 and e4m3, round to nearest even, that mean the same on the GPU and in Triton's interpreter.
 
 On the GPU a cast is one instruction and right. The interpreter's cast to bf16 truncates, its cast to e4m3 loses the
-carry out of the mantissa (124.3 becomes 64, not 128), and its `tl.dot` multiplies the bits of bf16 numbers. So there the
-value is first rounded, in fp32, to a number that the narrow format holds, and products take fp32 operands.
+carry out of the mantissa (124.3 becomes 64, not 128), and its `tl.dot` multiplies the bits of bf16 numbers. So there
+the value is first rounded, in fp32, to a number that the narrow format holds, and products take fp32 operands.
 """
 import triton
 import triton.language as tl
@@ -21,7 +21,7 @@ def _round_mantissa(x, DROPPED: tl.constexpr):
 @triton.jit
 def to_dtype(x, DTYPE: tl.constexpr):
     """fp32 x to DTYPE (fp32 or bf16)."""
-    if INTERPRETED and DTYPE == tl.bfloat16:
+    if INTERPRETED and DTYPE.primitive_bitwidth == 16:
         x = _round_mantissa(x, 16)
     return x.to(DTYPE)
 
@@ -31,7 +31,7 @@ def to_e4m3(x):
     """fp32 x, already within +-448, to e4m3."""
     if INTERPRETED:
         fine = (tl.abs(x) + 24576.0) - 24576.0                          # below 2^-6 the steps are all 2^-9
-        fine = tl.where(x < 0, -fine, fine)                             # a small negative number becomes -0
+        fine = tl.where(x < 0, fine * -1.0, fine)                             # a small negative number becomes -0
         x = tl.where(tl.abs(x) < 0.015625, fine, _round_mantissa(x, 20))
     return x.to(tl.float8e4nv)
 

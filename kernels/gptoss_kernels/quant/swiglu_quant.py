@@ -1,4 +1,4 @@
-"""Bias, clamped SwiGLU and e4m3 quantisation of a finished GEMM output: the separate kernel of a GEMM that fuses nothing.
+"""Bias, clamped SwiGLU and e4m3 quantisation of a finished GEMM output: for a GEMM that fuses nothing.
 
 A vendor's grouped GEMM has no bias and no epilogue. Its output is read here once anyway, so the bias rides along.
 Columns are interleaved: even ones gate (clamped from above), odd ones up (clamped on both sides). fp32 inside; one
@@ -18,7 +18,7 @@ ROWS = 16               # rows of a program; every expert's rows start at a mult
 
 @triton.jit
 def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, scale_row_stride, scale_group_stride,
-                            I: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr,
+                            INNER: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr,
                             PACKED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """ROWS rows of one expert and GROUPS scale groups: the bias is read once for all of the rows."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -27,8 +27,8 @@ def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, s
         live = tl.load(row_expert_ptr + row) >= 0
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         column = group[:, None] * 128 + tl.arange(0, 128)[None, :]      # [GROUPS, 128] results
-        inside = live[:, None, None] & (column < I)[None, :, :]         # [ROWS, GROUPS, 128]
-        at = row[:, None, None] * I + column[None, :, :]
+        inside = live[:, None, None] & (column < INNER)[None, :, :]         # [ROWS, GROUPS, 128]
+        at = row[:, None, None] * INNER + column[None, :, :]
         if PACKED:                                                      # a gate and its up are one 32-bit word
             pair = tl.load(y_ptr + at, mask=inside, other=0)
             gate = (pair << 16).to(tl.float32, bitcast=True)
@@ -37,9 +37,9 @@ def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, s
             gate = tl.load(y_ptr + 2 * at, mask=inside, other=0.0)
             up = tl.load(y_ptr + 2 * at + 1, mask=inside, other=0.0)
         if BIAS:
-            bias = bias_ptr + expert * (2 * I) + 2 * column
-            gate += tl.load(bias, mask=column < I, other=0.0)[None, :, :]
-            up += tl.load(bias + 1, mask=column < I, other=0.0)[None, :, :]
+            bias = bias_ptr + expert * (2 * INNER) + 2 * column
+            gate += tl.load(bias, mask=column < INNER, other=0.0)[None, :, :]
+            up += tl.load(bias + 1, mask=column < INNER, other=0.0)[None, :, :]
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         h = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
@@ -49,7 +49,7 @@ def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, s
         q = to_e4m3(tl.minimum(tl.maximum(h * (1.0 / scale)[:, :, None], -448.0), 448.0))
         tl.store(q_ptr + at, q, mask=inside)
         tl.store(scale_ptr + row[:, None] * scale_row_stride + group[None, :] * scale_group_stride, scale,
-                 mask=live[:, None] & (group * 128 < I)[None, :])
+                 mask=live[:, None] & (group * 128 < INNER)[None, :])
 
 
 def swiglu_quantise(
@@ -83,6 +83,6 @@ def swiglu_quantise(
     source = y.view(torch.int32) if packed else y
     groups = -(-inner // 128)
     _swiglu_quantise_kernel[(rows // ROWS, triton.cdiv(groups, 2))](
-        source, scale if bias is None else bias, row_expert, q, scale, *scale.stride(), I=inner, ROWS=ROWS, GROUPS=2,
-        BIAS=bias is not None, PACKED=packed, ALPHA=alpha, LIMIT=limit, num_warps=4)
+        source, scale if bias is None else bias, row_expert, q, scale, *scale.stride(), INNER=inner, ROWS=ROWS,
+        GROUPS=2, BIAS=bias is not None, PACKED=packed, ALPHA=alpha, LIMIT=limit, num_warps=4)
     return q, scale

@@ -9,7 +9,8 @@ def fp8_matrices(generator: torch.Generator, experts: int, rows: int, columns: i
     """Random e4m3 weights of every magnitude but NaN, random power-of-two block scales."""
     codes = torch.randint(0, 256, (experts, rows, columns), generator=generator, dtype=torch.uint8)
     codes[(codes & 0x7F) == 0x7F] = 0
-    scales = torch.exp2(torch.randint(-12, -8, (experts, -(-rows // 128), -(-columns // 128)), generator=generator).float())
+    shape = (experts, -(-rows // 128), -(-columns // 128))
+    scales = torch.exp2(torch.randint(-12, -8, shape, generator=generator).float())
     return ExpertMatrices("fp8", codes.view(torch.float8_e4m3fn), scales)
 
 

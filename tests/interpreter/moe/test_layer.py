@@ -17,7 +17,7 @@ ALIGN = 16
 
 
 def laid_out(sizes: list[int], columns: int, seed: int = 0):
-    """Quantised rows in their aligned places, padding rows NaN in values and scales; which rows are real; tile tables."""
+    """Quantised rows in their aligned places, padding rows NaN in values and scales; which are real; tile tables."""
     g = torch.Generator().manual_seed(seed)
     plan = group_layout(sizes, ALIGN)
     q, scale = norm_quantise(torch.randn(max(plan.total, ALIGN), columns, generator=g))
@@ -32,7 +32,8 @@ def laid_out(sizes: list[int], columns: int, seed: int = 0):
 
 
 def exact(q, scale, matrices, bias, sizes, plan):
-    a = dequantise_groups(torch.nan_to_num(q.float()).to(torch.float8_e4m3fn), torch.nan_to_num(scale), dtype=torch.float64)
+    finite = torch.nan_to_num(q.float()).to(torch.float8_e4m3fn)
+    a = dequantise_groups(finite, torch.nan_to_num(scale), dtype=torch.float64)
     w = dequantise_blocks(matrices.values, matrices.scales, dtype=torch.float64)
     out = torch.zeros(q.shape[0], w.shape[1], dtype=torch.float64)
     for e, (start, size) in enumerate(zip(plan.starts, sizes, strict=True)):
@@ -148,7 +149,8 @@ def test_experts_on_two_ranks_add_up_and_an_empty_rank_gives_zero():
         cut = slice(first, first + 4)
         held = {n: ExpertMatrices("fp8", m.values[cut].contiguous(), m.scales[cut].contiguous())
                 for n, m in (("gate_up", w.gate_up), ("down", w.down))}
-        part = layer(experts=8, **held, gate_up_bias=w.gate_up_bias[cut], down_bias=w.down_bias[cut], first_expert=first)
+        part = layer(experts=8, **held, gate_up_bias=w.gate_up_bias[cut], down_bias=w.down_bias[cut],
+                     first_expert=first)
         parts += moe_layer_triton(x, part, residual=False)
     assert relative(parts, whole) < 1e-6
     away = layer(experts=8, router_bias=torch.tensor([0.0, 0, 0, 0, 99, 99, 99, 99]), gate_up_bias=w.gate_up_bias[:4],
@@ -159,7 +161,7 @@ def test_experts_on_two_ranks_add_up_and_an_empty_rank_gives_zero():
 
 def test_combine_with_the_bias_riding_along():
     g = torch.Generator().manual_seed(5)
-    y, residual, bias = torch.randn(12, 40, generator=g), torch.randn(3, 40, generator=g), torch.randn(4, 40, generator=g)
+    y, residual, bias = (torch.randn(rows, 40, generator=g) for rows in (12, 3, 4))
     row_of = torch.tensor([[0, 5], [11, -1], [2, 3]], dtype=torch.int32)
     ids = torch.tensor([[0, 3], [2, 1], [1, 0]], dtype=torch.int32)
     weights = torch.rand(3, 2, generator=g)

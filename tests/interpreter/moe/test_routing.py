@@ -37,7 +37,8 @@ def check_placement(r, ids, experts, align):
     assert (r.token_of[padding] == -1).all() and (r.row_expert[padding] == -1).all()
 
 
-@pytest.mark.parametrize(("tokens", "experts", "hidden"), [(1, 32, 96), (7, 5, 200), (128, 32, 96), (129, 32, 96), (150, 128, 64)])
+@pytest.mark.parametrize(("tokens", "experts", "hidden"),
+                         [(1, 32, 96), (7, 5, 200), (128, 32, 96), (129, 32, 96), (150, 128, 64)])
 @pytest.mark.parametrize("align", [16, 64])
 def test_choice_weights_and_places(tokens, experts, hidden, align):
     g = torch.Generator().manual_seed(tokens)

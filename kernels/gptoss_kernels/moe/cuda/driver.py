@@ -113,7 +113,8 @@ def compile_nvcc(source: str, defines: Mapping[str, object]) -> tuple[bytes, dic
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.cubin"
         command = ["nvcc", "-cubin", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas", "-v",
-                   *(f"-D{name}={value}" for name, value in sorted(defines.items())), "-o", str(out), str(HERE / source)]
+                   *(f"-D{name}={value}" for name, value in sorted(defines.items())),
+                   "-o", str(out), str(HERE / source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CudaError(f"nvcc could not compile {source}: {done.stderr.strip()}")
@@ -138,7 +139,7 @@ def _check(call: str, result: int) -> None:
 
 @functools.cache
 def load(source: str, entry: str, defines: tuple[tuple[str, object], ...], device: int) -> Kernel:
-    """Compile (or take from the cache) and load for one device; shared memory is read from the kernel's own constant."""
+    """Compile (or take from the cache) and load for one device; the kernel says how much shared memory it needs."""
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()                       # makes torch's context current
         code = compile_cubin(source, dict(defines))
@@ -160,7 +161,9 @@ class TensorMap(ctypes.Structure):
 
 
 @functools.lru_cache(maxsize=4096)
-def tensor_map(pointer: int, bytes_per_element: int, rows: int, columns: int, box_rows: int, box_columns: int) -> TensorMap:
+def tensor_map(
+    pointer: int, bytes_per_element: int, rows: int, columns: int, box_rows: int, box_columns: int
+) -> TensorMap:
     """A TMA map of a contiguous matrix [rows, columns] of 1-byte or 2-byte elements, boxes swizzled by 128 bytes.
 
     Elements outside read as zero and are not written. The row pitch must be a multiple of 16 bytes.
@@ -173,17 +176,17 @@ def tensor_map(pointer: int, bytes_per_element: int, rows: int, columns: int, bo
 def interleaved_map(pointer: int, rows: int, columns: int) -> TensorMap:
     """A TMA map of a byte matrix whose boxes, 128 rows of 128 bytes, hold the rows of each 32 in another order.
 
-    Row 8 q + 2 j + s of 32 comes to place 8 j + 2 q + s (q, j < 4, s < 2): the dimensions of the map are the columns, s, q, j
-    and the 32s, and a box is filled with s running fastest.
+    Row 8 q + 2 j + s of 32 comes to place 8 j + 2 q + s (q, j < 4, s < 2): the dimensions of the map are the columns,
+    s, q, j and the 32s, and a box is filled with s running fastest.
     """
     return _encode(pointer, 0, (columns, 2, 4, 4, rows // 32), (columns, 8 * columns, 2 * columns, 32 * columns),
                    (128, 2, 4, 4, 4))
 
 
 def _encode(pointer: int, kind: int, sizes: Sequence[int], pitches: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """kind: CUtensorMapDataType (0: bytes, 9: bf16). pitches: bytes from one element to the next, from dimension 1 on."""
+    """kind: CUtensorMapDataType (0: bytes, 9: bf16). pitches: bytes to the next element, from dimension 1 on."""
     if pointer % 16 or any(pitch % 16 for pitch in pitches):
-        raise ValueError(f"tensor map: address {pointer:#x} and pitches {list(pitches)}; multiples of 16 bytes are needed")
+        raise ValueError(f"tensor map: address {pointer:#x}, pitches {list(pitches)}; multiples of 16 bytes are needed")
     raw = (ctypes.c_uint8 * 192)()
     address = (ctypes.addressof(raw) + 63) // 64 * 64
     rank = len(sizes)

@@ -1,0 +1,58 @@
+"""The Hopper kernels compiled for sm_90a without a GPU: gpt-oss's specialisations, no spill, registers in budget."""
+import shutil
+
+import pytest
+
+from gptoss_kernels.moe.cuda import driver
+from gptoss_kernels.moe.decode_cuda import FORMS, decode_defines
+from gptoss_kernels.moe.gemm_cuda import gemm_defines
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+# 384 threads a CTA: at most 168 registers each at the start; the multiplying warpgroups then take 224.
+GEMM_REGISTERS, DECODE_REGISTERS = 168, 168
+SHAPES = [(5760, True, True), (5760, False, True), (2880, False, True), (2880, False, False), (2944, True, True)]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("n", "swiglu", "bias"), SHAPES)
+@pytest.mark.parametrize("experts", [32, 128])
+def test_grouped_gemm(n, swiglu, bias, experts):
+    _, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(n, 2880, experts, swiglu=swiglu, bias=bias)))
+    print("grouped_gemm", n, swiglu, bias, experts, used)
+    assert used["spill_stores"] == used["spill_loads"] == 0
+    assert used["registers"] <= GEMM_REGISTERS
+
+
+@needs_nvcc
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "swiglu"), [(5760, True), (2880, False)])
+def test_decode_gemm(form, n, swiglu):
+    _, used = driver.compile_nvcc("decode_gemm.cu", dict(decode_defines(n, 2880, form, swiglu=swiglu)))
+    print("decode_gemm", form, n, swiglu, used)
+    assert used["spill_stores"] == used["spill_loads"] == 0
+    assert used["registers"] <= DECODE_REGISTERS
+
+
+@needs_nvcc
+def test_a_broken_kernel_says_what_is_wrong():
+    with pytest.raises(driver.CudaError, match="EXPERTS"):
+        driver.compile_nvcc("grouped_gemm.cu", {"N": 2880, "K": 2880, "EPILOGUE": 0, "HAS_BIAS": 1})
+
+
+@needs_nvcc
+def test_machine_code_is_cached_by_what_went_in(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    defines = dict(gemm_defines(2880, 2880, 32, swiglu=False, bias=True))
+    code = driver.compile_cubin("grouped_gemm.cu", defines)
+    files = list((tmp_path / "gptoss_kernels").iterdir())
+    assert [f.read_bytes() for f in files] == [code]
+    assert driver.compile_cubin("grouped_gemm.cu", dict(reversed(defines.items()))) == code
+    driver.compile_cubin("grouped_gemm.cu", {**defines, "HAS_BIAS": 0})
+    assert len(list((tmp_path / "gptoss_kernels").iterdir())) == 2
+
+
+def test_launch_structures_have_the_drivers_sizes():
+    import ctypes
+
+    assert ctypes.sizeof(driver._Attribute) == 72 and ctypes.sizeof(driver._Config) == 56
+    assert driver._Config.stream.offset == 32 and ctypes.sizeof(driver.TensorMap) == 128

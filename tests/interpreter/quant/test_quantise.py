@@ -1,0 +1,102 @@
+"""Quantisation kernels in the interpreter against the plain reference, code by code."""
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gptoss_kernels.quant import norm_quantise, swiglu_quantise
+from gptoss_kernels.reference.moe import swiglu
+from gptoss_kernels.reference.norm import rms_norm
+from gptoss_kernels.reference.quant import dequantise_groups, quantise_groups
+
+
+def codes_agree(q: torch.Tensor, want: torch.Tensor, share: float = 0.999) -> bool:
+    """Equal but for a few values that lie on the edge of two codes, and those are neighbours."""
+    a, b = q.view(torch.uint8).int(), want.view(torch.uint8).int()
+    return bool((a == b).float().mean() >= share and (a - b).abs().max() <= 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.sampled_from([64, 128, 192, 320, 2880]), st.floats(1e-6, 1e4), st.integers(0, 1000))
+def test_plain_quantisation(rows, columns, size, seed):
+    x = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    q, scale = norm_quantise(x)
+    want, want_scale = quantise_groups(x)
+    assert scale.shape == (rows, -(-columns // 128)) and torch.equal(scale, want_scale)
+    assert codes_agree(q, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_after_the_norm_2880_columns_are_22_groups_and_a_half(dtype):
+    g = torch.Generator().manual_seed(1)
+    x, gain = torch.randn(3, 2880, generator=g).to(dtype), (torch.rand(2880, generator=g) + 0.5).to(dtype)
+    q, scale = norm_quantise(x, gain)
+    normed = rms_norm(x, gain)
+    assert scale.shape == (3, 23)
+    error = (dequantise_groups(q, scale) - normed.float()).norm() / normed.float().norm()
+    assert error < 3e-2
+    assert torch.allclose(scale[:, 22], normed[:, 2816:].abs().amax(dim=1).float() / 448, rtol=1e-2)
+
+
+def test_rows_go_to_all_their_places_and_nowhere_else():
+    x = torch.randn(3, 192, generator=torch.Generator().manual_seed(2))
+    row_of = torch.tensor([[4, 0], [-1, 2], [6, 5]], dtype=torch.int32)
+    q, scale = norm_quantise(x, row_of=row_of, rows=8)
+    want, want_scale = quantise_groups(x)
+    for t in range(3):
+        for row in row_of[t].tolist():
+            if row >= 0:
+                assert torch.equal(q[row].float(), want[t].float()) and torch.equal(scale[row], want_scale[t])
+
+
+def test_zeros_have_scale_one_and_nan_stays_in_its_row():
+    x = torch.zeros(2, 128)
+    x[1, 5] = torch.nan
+    q, scale = norm_quantise(x)
+    assert scale[0, 0] == 1 and (q[0].float() == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swiglu_with_bias(dtype):
+    g = torch.Generator().manual_seed(3)
+    y, bias = (3 * torch.randn(32, 384, generator=g)).to(dtype), torch.randn(2, 384, generator=g)
+    row_expert = torch.tensor([0] * 5 + [-1] * 11 + [1] * 16, dtype=torch.int32)
+    q, scale = swiglu_quantise(y, row_expert, bias)
+    real = row_expert >= 0
+    h = swiglu(y[real].float() + bias[row_expert[real].long()])
+    want, want_scale = quantise_groups(h)
+    assert torch.allclose(scale[real], want_scale, rtol=1e-5)
+    assert codes_agree(q[real], want, 0.995)
+    assert ((dequantise_groups(q, scale)[real] - h).norm() / h.norm()) < 3e-2
+
+
+def test_swiglu_values_of_the_specification():
+    pairs = {(10.0, 10.0): 55.999625, (10.0, -10.0): -41.999719, (2.0, -1.0): 0.0, (1.0, 0.0): 0.845796}
+    for pair, want in pairs.items():
+        y = torch.zeros(16, 256)
+        y[0, 0], y[0, 1] = pair
+        q, scale = swiglu_quantise(y, torch.zeros(16, dtype=torch.int32))
+        assert dequantise_groups(q, scale)[0, 0] == pytest.approx(want, rel=1e-5, abs=1e-7)
+
+
+def test_gate_and_up_alternate():
+    """[1, 10, 2, 20]: pairs (1, 10) and (2, 20), not halves (1, 2) and (10, 20)."""
+    y = torch.zeros(16, 256)
+    y[:, :4] = torch.tensor([1.0, 10, 2, 20])
+    q, scale = swiglu_quantise(y, torch.zeros(16, dtype=torch.int32))
+    h = dequantise_groups(q, scale)[0, :2]
+    assert torch.allclose(h, torch.tensor([6.766366, 15.485269]), rtol=4e-2)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: norm_quantise(torch.zeros(2, 4, 8)), r"\[T, H\] contiguous"),
+    (lambda: norm_quantise(torch.zeros(2, 64), torch.zeros(32)), "norm weight"),
+    (lambda: norm_quantise(torch.zeros(2, 64), rows=4), "belong together"),
+    (lambda: norm_quantise(torch.zeros(2, 64), row_of=torch.zeros(3, 1, dtype=torch.int32), rows=4), "row_of"),
+    (lambda: swiglu_quantise(torch.zeros(16, 3), torch.zeros(16, dtype=torch.int32)), "2 I"),
+    (lambda: swiglu_quantise(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int32)), "multiple of 16"),
+    (lambda: swiglu_quantise(torch.zeros(16, 4), torch.zeros(16, dtype=torch.int32), torch.zeros(1, 6)), "bias"),
+])
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

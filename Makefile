@@ -8,7 +8,7 @@ STACK ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(STACK)
-SM90A := .venv-sm90a
+H200_TRITON := .triton-h200
 EXTRAS_cpu := lab,dev
 EXTRAS_h200 := lab,gpu,dev
 PIP := -m pip install --quiet --disable-pip-version-check
@@ -35,8 +35,9 @@ unit: $(READY)
 interpreter: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreter
 
-sm90a: $(READY) $(SM90A)/.ready
-	GPTOSS_SM90A_PYTHON=$(SM90A)/bin/python $(BIN)/python -m pytest tests/sm90a
+sm90a: $(READY) $(H200_TRITON)/.ready
+	PYTHONPATH=$(H200_TRITON) $(BIN)/python -c "import triton; print(\"kernels compiled by triton\", triton.__version__)"
+	PYTHONPATH=$(H200_TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gptoss_kernels -k compile
 
 notebooks: $(READY)
 	mkdir -p $(REPORTS)
@@ -44,15 +45,17 @@ notebooks: $(READY)
 		--junitxml=$(REPORTS)/notebooks.xml notebooks
 	$(BIN)/python -m tools.check_ran $(REPORTS)/notebooks.xml
 
-$(READY): pyproject.toml constraints/$(STACK).txt
+$(READY): pyproject.toml constraints/$(STACK).txt constraints/reference.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --constraint constraints/$(STACK).txt --editable ".[$(EXTRAS_$(STACK))]"
+	$(BIN)/python $(PIP) --no-deps --ignore-requires-python --requirement constraints/reference.txt
 	touch $@
 
-$(SM90A)/.ready: constraints/sm90a.txt
-	test -x $(SM90A)/bin/python || $(PYTHON) -m venv $(SM90A)
-	$(SM90A)/bin/python $(PIP) --requirement constraints/sm90a.txt
+# The Triton of the H200 environment, beside ours: put first on the path, it compiles the kernels as the H200 would.
+$(H200_TRITON)/.ready: $(READY) constraints/sm90a.txt
+	rm -rf $(H200_TRITON)
+	$(BIN)/python $(PIP) --no-deps --target $(H200_TRITON) --requirement constraints/sm90a.txt
 	touch $@
 
 clean:
-	rm -rf build $(VENV) $(SM90A)
+	rm -rf build $(VENV) $(H200_TRITON)

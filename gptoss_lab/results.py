@@ -170,7 +170,7 @@ def recorded_folder() -> Path:
 def difference(ours: Iterable[Mapping[str, Any]], yours: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Set a user's rows beside the recorded ones.
 
-    Rows meet when suite, case, backend, metric and the conditions of model, ep, dp, tp, batch and tokens agree; the last
+    Rows meet when suite, case, backend, metric and the conditions model, ep, dp, tp, batch and tokens agree; the last
     row of a meeting counts. Returns one dict per meeting of the user's rows: those keys, unit, recorded, yours, ratio
     (yours / recorded, None where either is missing), recorded_on and yours_on (GPU or "CPU").
     """

@@ -10,6 +10,7 @@
     checkpoints.py      inspect, synth, convert
     generation.py       generate: token ids in, token ids out
     chat.py             chat: Harmony in front of the engine
+    serve.py            serve: the JSON API in front of the engine
     turn.py             how a turn is printed while it is written
     results.py          results diff
     bench.py            bench convert, whole, attention, ...

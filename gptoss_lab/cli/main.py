@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gptoss_lab.cli import bench, chat, checkpoints, generation, machine, results
+from gptoss_lab.cli import bench, chat, checkpoints, generation, machine, results, serve
 from gptoss_lab.cli.errors import OneLine
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
@@ -22,6 +22,7 @@ app.command("synth")(checkpoints.synth)
 app.command("convert")(checkpoints.convert)
 app.command("generate")(generation.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.add_typer(results.results, name="results")
 app.add_typer(bench.bench, name="bench")
 

@@ -25,7 +25,8 @@ from gptoss_lab.cost.workload import Workload, decode, prefill, verify
 __all__ = [
     "FP8_EXPERTS", "H200", "H200_MEASURED", "RELEASED", "SERVED", "Bound", "CostError", "Hardware", "MemoryFit",
     "OperatingPoint", "Part", "PartBound", "Plan", "Precision", "TokenPrice", "Workload", "all_plans", "bound",
-    "decode", "decode_bound", "decode_point", "expected_distinct_experts", "forward_parts", "kv_bytes", "kv_bytes_per_gpu",
+    "decode", "decode_bound", "decode_point", "expected_distinct_experts", "forward_parts", "kv_bytes",
+    "kv_bytes_per_gpu",
     "max_sequences", "memory_fit", "prefill", "prefill_bound", "prefill_point", "total", "usd_per_million_tokens",
     "verify", "verify_bound", "weight_bytes_per_gpu",
 ]

@@ -124,8 +124,9 @@ class Transformer(nn.Module):
             x = block(x, step)
         if observe is not None:
             observe("hidden_norm", len(self.layers), root_mean_square(x))
-        for cache, tokens in zip(caches or (), lengths):
-            cache.commit(tokens)
+        if caches is not None:
+            for cache, tokens in zip(caches, lengths, strict=True):
+                cache.commit(tokens)
         if logits == "none":
             return None
         if logits == "last":

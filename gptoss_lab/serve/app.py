@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from gptoss_lab.engine import Loop
 from gptoss_lab.harmony import user
@@ -25,7 +25,7 @@ from gptoss_lab.serve.errors import ApiError
 from gptoss_lab.serve.generation import Server
 from gptoss_lab.serve.guard import Guard
 from gptoss_lab.serve.responses_request import ResponsesRequest
-from gptoss_lab.serve.settings import Settings
+from gptoss_lab.serve.settings import Settings, SettingsError
 
 
 class ErrorBody(BaseModel):
@@ -64,27 +64,37 @@ def create_app(settings: Settings, build: Callable[[], Loop]) -> FastAPI:
     """Return the application for one server.
 
     build: makes the engine's loop; called in the engine's own process, so it can be pickled. The engine starts with the
-    application (EngineStartError when it does not) and ends with it. `app.state.server` is the `Server`.
+    application (EngineStartError when it does not) and ends with it. `app.state.server` is the `Server`;
+    `app.state.running()` is what the lifespan does, for whoever runs the application without one.
     """
     engine = EngineProcess(build, settings.restarts)
     server = Server(settings, engine)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def running(app: FastAPI | None = None) -> AsyncIterator[None]:
         await asyncio.to_thread(server.chat.render, [user("")])  # loads the vocabulary, or says why it cannot
-        await engine.start()
+        info = await engine.start()
         try:
+            _check_vocabulary(server, info.vocabulary)
             yield
         finally:
             await engine.stop()
 
-    app = FastAPI(title="gptoss-lab", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.server = server
+    app = FastAPI(title="gptoss-lab", lifespan=running, docs_url=None, redoc_url=None)
+    app.state.server, app.state.running = server, running
     _add_routes(app, server)
     _add_errors(app)
     paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
     app.add_middleware(Guard, settings=settings, metrics=server.metrics, paths=paths)
     return app
+
+
+def _check_vocabulary(server: Server, size: int) -> None:
+    """SettingsError unless the model has the ids that the chat format ends its messages with."""
+    largest = max(server.chat.stop_ids(stop_at_call=True))
+    if largest >= size:
+        raise SettingsError(f"chat format {server.settings.chat_format!r} writes id {largest}; the model has ids "
+                            f"0..{size - 1}, so it needs another format")
 
 
 def _add_routes(app: FastAPI, server: Server) -> None:
@@ -114,7 +124,7 @@ def _add_routes(app: FastAPI, server: Server) -> None:
                  "chat_format": settings.chat_format, "context": server.longest, "open": server.open}
         return JSONResponse(state, 200 if engine.state == READY else 503)
 
-    @app.get("/metrics", responses={401: REFUSALS[401]})
+    @app.get("/metrics", response_class=PlainTextResponse, responses={401: REFUSALS[401]})
     async def metrics() -> Response:
         server.metrics.engine_up.set(server.engine.state == READY)
         server.metrics.engine_deaths.set(server.engine.deaths)
@@ -135,9 +145,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where or None, code=first["type"]).response()
+        worst = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, the member that it was meant to be
+        where = ".".join(part for part in map(str, worst["loc"]) if part not in ("body", "constrained-str")
+                         and "[" not in part)
+        return ApiError(400, f"{where or 'body'}: {worst['msg']}", param=where or None, code=worst["type"]).response()
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

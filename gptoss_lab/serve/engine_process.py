@@ -62,8 +62,9 @@ class EngineProcess:
             self._changed.clear()
             await self._changed.wait()
         if self.state != READY:
+            reason = self.reason
             await self.stop()
-            raise EngineStartError(self.reason)
+            raise EngineStartError(reason)
         return self.info
 
     async def stop(self) -> None:

@@ -18,13 +18,16 @@ def main(connection: Connection, build: Callable[[], Loop]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides when to stop
     try:
         loop = build()
-        config = loop.engine.config
-        connection.send(Ready(config.vocab_size, config.max_position_embeddings))
+    except Exception as error:
+        connection.send(_last_word(error))
+        raise SystemExit(1) from None  # the front end says it; a traceback beside it would say it twice
+    try:
+        connection.send(Ready(loop.engine.config.vocab_size, loop.engine.config.max_position_embeddings))
         run(connection, loop)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:
-        connection.send(Broken(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        connection.send(_last_word(error))
         raise
 
 
@@ -43,6 +46,10 @@ def run(connection: Connection, loop: Loop) -> None:
         for event in events:
             if isinstance(event, Failure):
                 connection.send(Refused(event.sequence, event.message, bad_request=False))
+
+
+def _last_word(error: Exception) -> Broken:
+    return Broken(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _obey(message: Submit | Cancel, loop: Loop, connection: Connection) -> None:

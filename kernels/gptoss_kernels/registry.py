@@ -14,7 +14,7 @@ from typing import Any
 
 
 class BackendUnavailable(RuntimeError):
-    """The backend that was asked for cannot run here, or cannot honour an argument; the message says what is missing."""
+    """The backend asked for cannot run here, or cannot honour an argument; the message says what is missing."""
 
 
 @dataclass(frozen=True)

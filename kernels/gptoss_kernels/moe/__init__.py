@@ -2,6 +2,7 @@
 from gptoss_kernels.moe.combine import combine
 from gptoss_kernels.moe.layer import LayerWeights
 from gptoss_kernels.moe.layout import GroupLayout, group_layout, max_tiles, padding_share
-from gptoss_kernels.moe.routing import Routing, route
+from gptoss_kernels.moe.routing import Routing, place, route
 
-__all__ = ["GroupLayout", "LayerWeights", "Routing", "combine", "group_layout", "max_tiles", "padding_share", "route"]
+__all__ = ["GroupLayout", "LayerWeights", "Routing", "combine", "group_layout", "max_tiles", "padding_share", "place",
+           "route"]

@@ -14,8 +14,8 @@ from gptoss_kernels.moe import gemm_cuda
 
 def obstacle(device: torch.device | str | None = None, **needs: object) -> str | None:
     """Why DeepGEMM cannot run for these needs, or None."""
-    if needs.get("form", "fp8") != "fp8":
-        return f"it multiplies e4m3 weights in 128x128 blocks; these have form {needs['form']!r}"
+    if needs.get("expert_form") != "fp8":
+        return f"it multiplies e4m3 weights in 128x128 blocks, expert_form 'fp8'; it is {needs.get('expert_form')!r}"
     if importlib.util.find_spec("deep_gemm") is None:
         return "the package sgl-deep-gemm is not installed"
     reason = gemm_cuda.obstacle(device, **needs)

@@ -28,6 +28,8 @@ def obstacle(device: torch.device | str | None = None, **needs: object) -> str |
     """Why the CUDA kernels cannot run for these needs, or None."""
     if device is None or torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return "it needs an NVIDIA GPU and tensors on it"
+    if needs.get("dtype", torch.bfloat16) != torch.bfloat16:
+        return f"it takes and gives torch.bfloat16; dtype is {needs['dtype']}"
     capability = torch.cuda.get_device_capability(torch.device(device))
     if capability != (9, 0):
         return f"it needs compute capability 9.0 (Hopper); this GPU has {capability[0]}.{capability[1]}"

@@ -5,20 +5,24 @@
 Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device,
 so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2, quantise 1, GEMM 2, combine 1.
 Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form; above, the tensor-core form with SwiGLU fused.
-`choose("moe_layer", backend, device=..., form=..., hidden_size=..., intermediate_size=...)` decides once and says why.
+`choose("moe_layer", backend, device=..., expert_form=..., dtype=..., hidden_size=...)` decides once and says why.
+The same backends serve the operation "moe", the experts alone after a router of the caller's.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 
 from gptoss_kernels.moe import decode_cuda, deepgemm, gemm_cuda, gemm_triton
 from gptoss_kernels.moe.combine import combine
-from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, route
+from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, place, route
 from gptoss_kernels.quant import norm_quantise, swiglu_quantise
-from gptoss_kernels.reference.experts import ExpertMatrices, moe
+from gptoss_kernels.reference.experts import ExpertMatrices
+from gptoss_kernels.reference.experts import moe as reference_moe
 from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.norm import rms_norm
 from gptoss_kernels.registry import register
@@ -64,40 +68,60 @@ class LayerWeights:
         return self.first_expert, self.first_expert + self.gate_up_bias.shape[0]
 
 
-def _route(x: torch.Tensor, w: LayerWeights, align: int, precision: dict) -> Routing:
-    return route(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
-                 norm_eps=w.norm_eps, align=align, local_experts=w.local_experts, **precision)
+class Experts(NamedTuple):
+    """What the two GEMMs need: matrices and fp32 biases of the experts held here, and the activation's constants."""
+
+    gate_up: ExpertMatrices
+    gate_up_bias: torch.Tensor
+    down: ExpertMatrices
+    down_bias: torch.Tensor
+    alpha: float
+    limit: float
 
 
-def _combine(y: torch.Tensor, x: torch.Tensor, r: Routing, w: LayerWeights, residual: bool, bias: bool) -> torch.Tensor:
-    return combine(y, r.row_of, r.weights, residual=x if residual else None, ids=r.ids if bias else None,
-                   bias=w.down_bias if bias else None, first_local=w.first_expert, dtype=x.dtype)
+def _cuda_align(tokens: int, form: str) -> int:
+    return decode_cuda.TILE if tokens <= FEW_TOKENS or form == "mxfp4" else gemm_cuda.TILE_M
 
 
-@register("moe_layer", "cuda", rank=10, obstacle=lambda **needs: _cuda_obstacle(**needs))
-def moe_layer_cuda(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, **precision) -> torch.Tensor:
-    """Own Hopper kernels. x: [T, H] bf16, the residual stream. precision: logits_dtype, weight_dtype of `route`.
-
-    residual: add x. Returns [T, H] bf16.
-    """
-    w, up, down = weights, weights.gate_up, weights.down
-    swiglu = {"swiglu": True, "alpha": w.alpha, "limit": w.limit}
-    if x.shape[0] <= FEW_TOKENS or w.gate_up.form == "mxfp4":
-        r = _route(x, w, decode_cuda.TILE, precision)
-        q, scale = norm_quantise(x, w.norm, norm_eps=w.norm_eps)
-        h, h_scale = decode_cuda.decode_gemm(q, scale, up, w.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
-        y = decode_cuda.decode_gemm(h, h_scale, down, w.down_bias, r, overlapping=True)
-    else:
-        r = _route(x, w, gemm_cuda.TILE_M, precision)
-        q, scale = norm_quantise(x, w.norm, row_of=r.row_of, rows=r.rows, norm_eps=w.norm_eps)
-        h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, w.gate_up_bias, r.counts, **swiglu)
-        y = gemm_cuda.grouped_gemm(h, h_scale, down.values, down.scales, w.down_bias, r.counts)
-    return _combine(y, x, r, w, residual, bias=False)
+def _cuda_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts) -> torch.Tensor:
+    """y [rows, H] bf16, down bias included. x: [T, H]; norm: [H] or None if x is normalised already."""
+    up, down, swiglu = e.gate_up, e.down, {"swiglu": True, "alpha": e.alpha, "limit": e.limit}
+    if r.align == decode_cuda.TILE:
+        q, scale = norm_quantise(x, norm, norm_eps=eps)
+        h, h_scale = decode_cuda.decode_gemm(q, scale, up, e.gate_up_bias, r, gather=True, **swiglu)
+        return decode_cuda.decode_gemm(h, h_scale, down, e.down_bias, r)
+    q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+    h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, e.gate_up_bias, r.counts, **swiglu)
+    return gemm_cuda.grouped_gemm(h, h_scale, down.values, down.scales, e.down_bias, r.counts)
 
 
-def _cuda_obstacle(form: str = "fp8", **needs: object) -> str | None:
-    if form not in decode_cuda.FORMS:
-        return f"it takes weights of form 'fp8' or 'mxfp4'; these have {form!r}"
+def _deepgemm_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts) -> torch.Tensor:
+    """y [rows, H] bf16 without the down bias, which rides in the combine."""
+    q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+    u = deepgemm.grouped_gemm(q, scale, e.gate_up.values, e.gate_up.scales, r.row_expert)
+    h, h_scale = swiglu_quantise(u, r.row_expert, e.gate_up_bias, alpha=e.alpha, limit=e.limit)
+    return deepgemm.grouped_gemm(h, h_scale, e.down.values, e.down.scales, r.row_expert)
+
+
+def _triton_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts) -> torch.Tensor:
+    """y [rows, H] in x's dtype, down bias included; between the GEMMs fp32 is stored."""
+    q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+    tiles = (r.tile_expert, r.tile_rows)
+    u = gemm_triton.grouped_gemm(q, scale, e.gate_up.values, e.gate_up.scales, e.gate_up_bias, *tiles,
+                                 dtype=torch.float32)
+    h, h_scale = swiglu_quantise(u, r.row_expert, alpha=e.alpha, limit=e.limit)
+    return gemm_triton.grouped_gemm(h, h_scale, e.down.values, e.down.scales, e.down_bias, *tiles, dtype=x.dtype)
+
+
+def _combine(y: torch.Tensor, x: torch.Tensor, r: Routing, residual: bool, bias: torch.Tensor | None,
+             first: int) -> torch.Tensor:
+    return combine(y, r.row_of, r.weights, residual=x if residual else None, ids=None if bias is None else r.ids,
+                   bias=bias, first_local=first, dtype=x.dtype)
+
+
+def _cuda_obstacle(expert_form: str | None = None, **needs: object) -> str | None:
+    if expert_form not in decode_cuda.FORMS:
+        return f"it takes expert_form 'fp8' or 'mxfp4'; it is {expert_form!r}"
     for axis in ("hidden_size", "intermediate_size"):
         size = needs.get(axis)
         if size is not None and (size % 64 or size > 4096):
@@ -105,21 +129,11 @@ def _cuda_obstacle(form: str = "fp8", **needs: object) -> str | None:
     return gemm_cuda.obstacle(**needs)
 
 
-@register("moe_layer", "deepgemm", rank=20, obstacle=deepgemm.obstacle)
-def moe_layer_deepgemm(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, **precision) -> torch.Tensor:
-    """DeepGEMM with separate quantise, SwiGLU and combine kernels. Arguments as `moe_layer_cuda`."""
-    w = weights
-    r = _route(x, w, gemm_cuda.TILE_M, precision)
-    q, scale = norm_quantise(x, w.norm, row_of=r.row_of, rows=r.rows, norm_eps=w.norm_eps)
-    u = deepgemm.grouped_gemm(q, scale, w.gate_up.values, w.gate_up.scales, r.row_expert)
-    h, h_scale = swiglu_quantise(u, r.row_expert, w.gate_up_bias, alpha=w.alpha, limit=w.limit)
-    y = deepgemm.grouped_gemm(h, h_scale, w.down.values, w.down.scales, r.row_expert)
-    return _combine(y, x, r, w, residual, bias=True)
-
-
-def _triton_obstacle(device: torch.device | str | None = None, form: str = "fp8", **needs: object) -> str | None:
-    if form != "fp8":
-        return f"it takes weights of form 'fp8'; these have {form!r}"
+def _triton_obstacle(
+    device: torch.device | str | None = None, expert_form: str | None = None, **needs: object
+) -> str | None:
+    if expert_form != "fp8":
+        return f"it takes expert_form 'fp8'; it is {expert_form!r}"
     if triton.knobs.runtime.interpret:
         return None
     if device is None or torch.device(device).type != "cuda":
@@ -127,18 +141,57 @@ def _triton_obstacle(device: torch.device | str | None = None, form: str = "fp8"
     return None
 
 
-@register("moe_layer", "triton", rank=500, obstacle=_triton_obstacle)
-def moe_layer_triton(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, **precision) -> torch.Tensor:
-    """Plain Triton, also in the interpreter. x: [T, H] bf16 or fp32; otherwise as `moe_layer_cuda`."""
-    w = weights
-    r = _route(x, w, 16 if x.shape[0] <= FEW_TOKENS else 64, precision)
-    q, scale = norm_quantise(x, w.norm, row_of=r.row_of, rows=r.rows, norm_eps=w.norm_eps)
-    u = gemm_triton.grouped_gemm(q, scale, w.gate_up.values, w.gate_up.scales, w.gate_up_bias, r.tile_expert,
-                                 r.tile_rows, dtype=torch.float32)
-    h, h_scale = swiglu_quantise(u, r.row_expert, alpha=w.alpha, limit=w.limit)
-    y = gemm_triton.grouped_gemm(h, h_scale, w.down.values, w.down.scales, w.down_bias, r.tile_expert, r.tile_rows,
-                                 dtype=x.dtype)
-    return _combine(y, x, r, w, residual, bias=False)
+def _few_or(align: int) -> Callable[[int, str], int]:
+    return lambda tokens, form: 16 if tokens <= FEW_TOKENS else align
+
+
+# backend: rank, obstacle, rows of a tile for (tokens, form), the experts, whether the down bias rides in the combine
+_BACKENDS = {
+    "cuda": (10, _cuda_obstacle, _cuda_align, _cuda_experts, False),
+    "deepgemm": (20, deepgemm.obstacle, lambda tokens, form: gemm_cuda.TILE_M, _deepgemm_experts, True),
+    "triton": (500, _triton_obstacle, _few_or(64), _triton_experts, False),
+}
+
+
+def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
+    _, _, align, experts, bias_in_combine = _BACKENDS[backend]
+
+    def moe_layer(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, **precision) -> torch.Tensor:
+        """x: [T, H], the residual stream, bf16 (triton: or fp32). precision: logits_dtype and weight_dtype of `route`.
+
+        residual: add x. Returns [T, H] in x's dtype.
+        """
+        w = weights
+        r = route(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
+                  norm_eps=w.norm_eps, align=align(x.shape[0], w.gate_up.form), local_experts=w.local_experts,
+                  **precision)
+        held = Experts(w.gate_up, w.gate_up_bias, w.down, w.down_bias, w.alpha, w.limit)
+        y = experts(x, w.norm, w.norm_eps, r, held)
+        return _combine(y, x, r, residual, w.down_bias if bias_in_combine else None, w.first_expert)
+
+    return moe_layer
+
+
+def _make_moe(backend: str) -> Callable[..., torch.Tensor]:
+    _, _, align, experts, bias_in_combine = _BACKENDS[backend]
+
+    def moe(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: ExpertMatrices,
+            gate_up_bias: torch.Tensor, down: ExpertMatrices, down_bias: torch.Tensor, *, alpha: float = 1.702,
+            limit: float = 7.0, first_expert: int = 0) -> torch.Tensor:
+        """The experts alone, for choices made elsewhere; arguments as `reference.experts.moe`. Returns [T, H]."""
+        held = Experts(gate_up, gate_up_bias.float(), down, down_bias.float(), alpha, limit)
+        rows = align(x.shape[0], gate_up.form)
+        r = place(ids, weights, gate_up.values.shape[0], first_expert=first_expert, align=rows)
+        y = experts(x.contiguous(), None, 0.0, r, held)
+        return _combine(y, x, r, False, held.down_bias if bias_in_combine else None, first_expert)
+
+    return moe
+
+
+for _name, (_rank, _obstacle, *_) in _BACKENDS.items():
+    register("moe_layer", _name, rank=_rank, obstacle=_obstacle)(_make_layer(_name))
+    register("moe", _name, rank=_rank, obstacle=_obstacle)(_make_moe(_name))
+moe_layer_cuda, moe_layer_deepgemm, moe_layer_triton = (_make_layer(name) for name in _BACKENDS)
 
 
 @register("moe_layer", "reference", rank=1000)
@@ -154,6 +207,6 @@ def moe_layer_reference(
     if logits_dtype == torch.bfloat16:
         logits = logits.bfloat16()
     ids, shares = reference_route(logits, w.experts_per_token, weight_dtype)
-    out = moe(t, ids, shares, w.gate_up, w.gate_up_bias.to(x.dtype), w.down, w.down_bias.to(x.dtype), alpha=w.alpha,
-              limit=w.limit, first_expert=w.first_expert)
+    out = reference_moe(t, ids, shares, w.gate_up, w.gate_up_bias.to(x.dtype), w.down, w.down_bias.to(x.dtype),
+                        alpha=w.alpha, limit=w.limit, first_expert=w.first_expert)
     return x + out if residual else out

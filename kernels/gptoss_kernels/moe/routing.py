@@ -248,6 +248,20 @@ def _place(ids, live, base, experts, token, slot_at, row_of_ptr, token_of_ptr, S
 
 
 @triton.jit
+def _count_kernel(ids_ptr, block_counts_ptr, T, first_local, local_count, TOP: tl.constexpr,
+                  BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Choices made elsewhere: one program counts the rows per expert of BLOCK_T tokens."""
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    experts = tl.arange(0, BLOCK_E)
+    counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
+    for k in tl.static_range(TOP):
+        chosen = tl.load(ids_ptr + rows * TOP + k, mask=rows < T, other=-1) - first_local
+        counts += tl.sum((chosen[:, None] == experts[None, :]).to(tl.int32), axis=0)
+    counts = tl.where(experts < local_count, counts, 0)
+    tl.store(block_counts_ptr + tl.program_id(0) * BLOCK_E + experts, counts)
+
+
+@triton.jit
 def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr, tile_expert_ptr,
                   tile_rows_ptr, row_expert_ptr, T, blocks, first_local, local_count, tiles, TOP: tl.constexpr,
                   BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, CHUNK: tl.constexpr,
@@ -336,25 +350,18 @@ def route(
     x: [T, H] bf16 or fp32, contiguous: the residual stream if `norm_weight` [H] is given (RMSNorm happens here), else
     already normalised. router_weight: [E, H] in x's dtype. router_bias: [E]. softmax: "after" the selection (gpt-oss)
     or "before" it (over all experts, not renormalised). logits_dtype, weight_dtype: fp32 or bf16, what the logits and
-    the weights are rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held here (expert
-    parallelism); rows of others get no place. Raises ValueError on shapes or settings that do not fit.
+    the weights are rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held
+    here (expert parallelism); rows of others get no place. Raises ValueError on shapes or settings that do not fit.
     """
     _check_route(x, router_weight, router_bias, norm_weight, experts_per_token, softmax, logits_dtype, weight_dtype,
                  align)
     t, h = x.shape
     e = router_weight.shape[0]
-    first, last = (0, e) if local_experts is None else local_experts
-    if not 0 <= first <= last <= e:
-        raise ValueError(f"route: local experts [{first}, {last}) of {e}; a range inside [0, {e}) is needed")
-    tiles = max(1, max_tiles(t, experts_per_token, max(1, last - first), align))
+    first, last = _local_range(local_experts, e)
     i32 = {"dtype": torch.int32, "device": x.device}
     ids = torch.empty(t, experts_per_token, **i32)
     weights = torch.empty(t, experts_per_token, dtype=weight_dtype, device=x.device)
-    row_of = torch.empty(t * experts_per_token + 1, **i32)              # one spare element, see _place_kernel
-    counts, starts = torch.empty(2, last - first, **i32).unbind(0)
-    tile_expert, tile_rows = torch.empty(2, tiles, **i32).unbind(0)
-    token_of, row_expert = torch.empty(2, tiles * align, **i32).unbind(0)
-    tables = (counts, starts, tile_expert, tile_rows, row_expert)
+    row_of, token_of, tables, tiles = _empty_tables(t, experts_per_token, last - first, align, x.device)
     block_e = max(16, triton.next_power_of_2(e))
     shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8}
     choice = {"TOP_PAD": triton.next_power_of_2(experts_per_token), "SOFTMAX_BEFORE": softmax == "before",
@@ -371,7 +378,7 @@ def route(
         _choose_and_place_kernel[(1,)](
             logits, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
             SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4)
-        return Routing(ids, weights, row_of[:-1].view(t, experts_per_token), *tables[:4], token_of, row_expert, align)
+        return _routing(ids, weights, row_of, token_of, tables, align)
     block_t = 1 if t <= FEW_TOKENS else 64
     blocks = triton.cdiv(t, block_t)
     block_counts = torch.empty(blocks, block_e, **i32)
@@ -386,8 +393,53 @@ def route(
     _place_kernel[(blocks,)](
         ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
         SLOTS=triton.next_power_of_2(min(64, block_t * experts_per_token)), num_warps=4)
-    return Routing(ids, weights, row_of[:-1].view(t, experts_per_token), counts, starts, tile_expert, tile_rows,
-                   token_of, row_expert, align)
+    return _routing(ids, weights, row_of, token_of, tables, align)
+
+
+def place(
+    ids: torch.Tensor, weights: torch.Tensor, num_experts: int, *, first_expert: int = 0, align: int = 128
+) -> Routing:
+    """Lay out the rows of choices that were made elsewhere. Two launches.
+
+    ids: [T, k] int32 or int64, global expert ids. weights: [T, k]. num_experts: experts held here, from
+    first_expert on; rows of others get no place. align: as in `route`.
+    """
+    if ids.dim() != 2 or ids.shape[0] == 0 or weights.shape != ids.shape:
+        raise ValueError(f"place: ids {list(ids.shape)} and weights {list(weights.shape)}; both [T, k], T > 0")
+    t, top = ids.shape
+    ids = ids.to(torch.int32).contiguous()
+    row_of, token_of, tables, tiles = _empty_tables(t, top, num_experts, align, ids.device)
+    block_t, block_e = 1 if t <= FEW_TOKENS else 64, max(16, triton.next_power_of_2(max(1, num_experts)))
+    blocks = triton.cdiv(t, block_t)
+    block_counts = torch.empty(blocks, block_e, dtype=torch.int32, device=ids.device)
+    _count_kernel[(blocks,)](ids, block_counts, t, first_expert, num_experts, TOP=top,
+                             BLOCK_T=block_t, BLOCK_E=block_e, num_warps=4)
+    _place_kernel[(blocks,)](
+        ids, block_counts, row_of, token_of, *tables, t, blocks, first_expert, num_experts, tiles, TOP=top,
+        BLOCK_E=block_e, ALIGN=align, BLOCK_TILES=8, BLOCK_T=block_t, CHUNK=32,
+        SLOTS=triton.next_power_of_2(min(64, block_t * top)), num_warps=4)
+    return _routing(ids, weights.contiguous(), row_of, token_of, tables, align)
+
+
+def _local_range(local_experts: tuple[int, int] | None, experts: int) -> tuple[int, int]:
+    first, last = (0, experts) if local_experts is None else local_experts
+    if not 0 <= first <= last <= experts:
+        raise ValueError(f"route: local experts [{first}, {last}) of {experts}; a range within them is needed")
+    return first, last
+
+
+def _empty_tables(t: int, top: int, local: int, align: int, device: torch.device):
+    """row_of (with one spare element, see _place_kernel), token_of, the tables of `_describe`, number of tiles."""
+    tiles = max(1, max_tiles(t, top, max(1, local), align))
+    i32 = {"dtype": torch.int32, "device": device}
+    counts, starts = torch.empty(2, local, **i32).unbind(0)
+    tile_expert, tile_rows = torch.empty(2, tiles, **i32).unbind(0)
+    token_of, row_expert = torch.empty(2, tiles * align, **i32).unbind(0)
+    return torch.empty(t * top + 1, **i32), token_of, (counts, starts, tile_expert, tile_rows, row_expert), tiles
+
+
+def _routing(ids, weights, row_of, token_of, tables, align: int) -> Routing:
+    return Routing(ids, weights, row_of[:-1].view(ids.shape), *tables[:4], token_of, tables[4], align)
 
 
 def _check_route(x, router_weight, router_bias, norm_weight, top, softmax, logits_dtype, weight_dtype, align) -> None:

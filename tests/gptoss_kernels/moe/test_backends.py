@@ -38,12 +38,12 @@ def test_bad_operands(name, value, message):
 
 
 def test_why_not():
-    assert "NVIDIA GPU" in why_not("moe_layer", "cuda", device="cpu", form="fp8")
-    assert "dense" in why_not("moe_layer", "cuda", device="cpu", form="dense")
-    assert "multiples of 64" in why_not("moe_layer", "cuda", device="cpu", form="fp8", hidden_size=2900)
-    assert why_not("moe_layer", "reference", device="cpu", form="dense") is None
+    assert "NVIDIA GPU" in why_not("moe_layer", "cuda", device="cpu", expert_form="fp8")
+    assert "dense" in why_not("moe_layer", "cuda", device="cpu", expert_form="dense")
+    assert "multiples of 64" in why_not("moe_layer", "cuda", device="cpu", expert_form="fp8", hidden_size=2900)
+    assert why_not("moe_layer", "reference", device="cpu", expert_form="dense") is None
     with pytest.raises(BackendUnavailable, match="cannot run here"):
-        choose("moe_layer", "cuda", device="cpu", form="fp8")
+        choose("moe_layer", "cuda", device="cpu", expert_form="fp8")
 
 
 def test_layer_weights_must_fit():

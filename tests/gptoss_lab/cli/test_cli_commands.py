@@ -235,7 +235,8 @@ def test_bench_keeps_the_rows_that_failed_and_says_why(run, monkeypatch, tmp_pat
 def test_bench_of_kernels_without_a_gpu_says_so(run, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, out, err = run("bench", "attention", "--out", tmp_path / "rows.jsonl")
-    assert (code, out) == (1, "") and err == "gptoss-lab: the attention benchmark needs a CUDA GPU and torch sees none\n"
+    assert (code, out) == (1, "")
+    assert err == "gptoss-lab: the attention benchmark needs a CUDA GPU and torch sees none\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -261,7 +262,7 @@ ERRORS = [
     (["convert", "{tmp}/none"], 2, "Missing"),
     (["convert", "{tmp}/none", "{tmp}/new"], 1, "none does not exist"),
     (["convert", "{tiny}/hf", "{tmp}"], 1, "exists"),
-    (["convert", "{tiny}/hf", "{tmp}/new", "--to", "mxfp4"], 1, "there is nothing to convert"),
+    (["convert", "{tiny}/hf", "{tmp}/new", "--to", "mxfp4"], 1, "nothing to convert"),
     (["convert", "{tiny}/hf", "{tmp}/new", "--to", "int4"], 2, "'int4' is not one of"),
     (["convert", "{tiny}/hf", "{tmp}/new", "--to", "bf16", "--attention-fp8"], 1, "attention_fp8 does not belong"),
     (["convert", "{tiny}/hf", "{tmp}/new", "--device", "tpu"], 2, "'tpu' is no device; cpu, cuda"),

@@ -1,4 +1,4 @@
-"""Small random models for the tests, held in memory under Hugging Face names: shapes chosen so that no two of them agree
+"""Small random models for the tests, held in memory under Hugging Face names: shapes chosen so that no two agree
 by accident, weights large enough that every part of the model matters."""
 from __future__ import annotations
 

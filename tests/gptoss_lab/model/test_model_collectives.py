@@ -38,7 +38,8 @@ def test_heads_add_up(model, x, step, layer):
         bq, bk, bv = whole.qkv.bias.split([192, 64, 64])
         queries, keys = slice(96 * rank, 96 * rank + 96), slice(32 * rank, 32 * rank + 32)
         part.load_state_dict({
-            "qkv.weight": torch.cat([q[queries], k[keys], v[keys]]), "qkv.bias": torch.cat([bq[queries], bk[keys], bv[keys]]),
+            "qkv.weight": torch.cat([q[queries], k[keys], v[keys]]),
+            "qkv.bias": torch.cat([bq[queries], bk[keys], bv[keys]]),
             "out.weight": whole.out.weight[:, queries], "out.bias": whole.out.bias if rank == 0 else 0 * whole.out.bias,
             "sinks": whole.sinks[3 * rank : 3 * rank + 3],
         }, assign=True)

@@ -51,7 +51,7 @@ def test_logits_fp64(ids, expected):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A random checkpoint whose matrices span several and partial 128x128 blocks, in all forms it can be converted to."""
+    """A random checkpoint whose matrices span several and partial 128x128 blocks, in every form it converts to."""
     root = tmp_path_factory.mktemp("forms")
     c = config(num_layers=2, hidden_size=160, intermediate_size=288)
     made = {layout: synth(c, root / layout, layout=layout) for layout in ("hf", "original")}

@@ -1,4 +1,4 @@
-"""Everything that is stored matters: each kind of tensor, the window, the sink, the ramp. What must not matter does not."""
+"""Everything stored matters: each kind of tensor, the window, the sink, the ramp. What must not matter does not."""
 import dataclasses
 
 import pytest

@@ -51,11 +51,10 @@ class Scripted:
 
 
 def _ends_with(tokens, text):
-    """Whether the last body (after <|message|> or a line break) before the assistant's header is `text`."""
-    last = max((i for i in range(len(tokens)) if tokens[i] in (200008, 198)), default=-1)
-    starts = [i + 1 for i in range(len(tokens)) if tokens[i] in (200008, 198)]
-    return last >= 0 and any(tuple(tokens[s : s + len(text)]) == text and len(tokens) - s - len(text) < 6
-                             for s in starts)
+    """Whether the last body of the prompt is `text`: from <|message|>, or a line break, to <|end|> or <im_end>."""
+    end = max(i for i, token in enumerate(tokens) if token in (200007, 200014))
+    begin = end - len(text)
+    return tuple(tokens[begin:end]) == text and tokens[begin - 1] in (200008, 198)
 
 
 def scripted_loop(script, fallback, seconds=0.0, max_batch=64):

@@ -207,7 +207,8 @@ def test_a_call_that_the_client_changed_or_made_up_is_rendered_from_its_text(liv
     start = [i for i in range(len(prompts[0])) if prompts[0][i : i + len(expected)] == expected]
     assert len(start) == 1
     text = decode(prompts[0])
-    assert "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>" in text
+    assert ("<|channel|>analysis<|message|>why<|end|>"
+            "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>") in text
     assert '{"city":"Rome"}' in decode(prompts[2]) and "Oslo" not in decode(prompts[2])
 
 
@@ -239,8 +240,8 @@ def test_no_text_of_a_client_becomes_structure(live):
 
 
 def test_instructions_and_tools_stand_in_the_developer_message(live):
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."}, *user("hello"),
-                {"role": "developer", "content": "Be quick."}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."},
+                *user("hello"), {"role": "developer", "content": "Be quick."}]
     with prompts_of(live) as prompts:
         live.client.chat.completions.create(model="nano", messages=messages, tools=[WEATHER], reasoning_effort="high")
         live.client.chat.completions.create(model="nano", messages=messages, tools=[WEATHER], tool_choice="none")
@@ -276,7 +277,8 @@ def test_logprobs_are_those_of_the_answers_tokens(live):
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"role": "user"}]}, "messages.0.user.content", "Field required"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0", "does not match any of the expected tags"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None, "messages.0"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None,
+     "messages.0"),
     ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "y"}]}, "messages", "message 0 of role 'tool'"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"temperature": "1"}, "temperature", "valid number"),

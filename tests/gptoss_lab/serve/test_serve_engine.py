@@ -145,19 +145,18 @@ def test_an_answer_that_takes_too_long_ends_with_an_error_and_frees_the_engine(t
 
 def test_a_client_that_does_not_read_holds_up_nobody_and_is_left(tmp_path):
     """It asks for a long answer and never reads; others stream at full speed; after send_timeout it is dropped."""
-    with serving(scripted(SCRIPT), send_timeout=1.0, default_tokens=120_000) as live:
-        with socket.socket() as lazy:
-            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            lazy.connect(("127.0.0.1", live.port))
-            body = json.dumps({"model": "nano", "messages": user("long"), "stream": True}).encode()
-            lazy.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            live.wait(lambda: live.server.open == 1)
-            began = time.monotonic()
-            for _ in range(5):
-                assert ask(live, "short").choices[0].message.content == "short"
-            assert time.monotonic() - began < 10
-            live.wait(lambda: live.server.open == 0, 30)
+    with serving(scripted(SCRIPT), send_timeout=1.0, default_tokens=120_000) as live, socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", live.port))
+        body = json.dumps({"model": "nano", "messages": user("long"), "stream": True}).encode()
+        lazy.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        live.wait(lambda: live.server.open == 1)
+        began = time.monotonic()
+        for _ in range(5):
+            assert ask(live, "short").choices[0].message.content == "short"
+        assert time.monotonic() - began < 10
+        live.wait(lambda: live.server.open == 0, 30)
 
 
 def test_the_engines_death_is_told_to_everybody_and_the_next_one_answers():
@@ -273,7 +272,8 @@ def test_bodies_that_are_too_long_or_too_slow_are_given_up():
         assert caught.value.status_code == 413 and caught.value.code == "request_too_large"
         head = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                 b"Connection: close\r\n")
-        chunked = _raw(live, head + b"Transfer-Encoding: chunked\r\n\r\n", b"3e8\r\n" + b" " * 1000 + b"\r\n", b"1\r\nx\r\n")
+        parts = b"3e8\r\n" + b" " * 1000 + b"\r\n", b"1\r\nx\r\n"
+        chunked = _raw(live, head + b"Transfer-Encoding: chunked\r\n\r\n", *parts)
         assert chunked.startswith(b"HTTP/1.1 413") and b"request_too_large" in chunked
         late = _raw(live, head + b"Content-Length: 100\r\n\r\n", b"{")
         assert late.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.5 seconds" in late

@@ -176,10 +176,27 @@ def test_combine_with_the_bias_riding_along():
 
 
 def test_auto_says_why_and_explicit_choices_do_not_fall_back():
-    choice = choose("moe_layer", device="cpu", form="fp8")
+    choice = choose("moe_layer", device="cpu", expert_form="fp8")
     assert choice.backend == "triton" and "not cuda: it needs an NVIDIA GPU" in choice.reason
-    assert choose("moe_layer", device="cpu", form="mxfp4").backend == "reference"
+    assert choose("moe_layer", device="cpu", expert_form="mxfp4").backend == "reference"
     with pytest.raises(BackendUnavailable, match="NVIDIA GPU"):
-        choose("moe_layer", "cuda", device="cpu", form="fp8")
-    with pytest.raises(BackendUnavailable, match="these have form 'mxfp4'"):
-        choose("moe_layer", "deepgemm", device="cpu", form="mxfp4")
+        choose("moe_layer", "cuda", device="cpu", expert_form="fp8")
+    with pytest.raises(BackendUnavailable, match="it is 'mxfp4'"):
+        choose("moe_layer", "deepgemm", device="cpu", expert_form="mxfp4")
+
+
+@pytest.mark.parametrize("tokens", [4, 130])
+def test_experts_alone_for_choices_made_elsewhere(tokens):
+    """The operation "moe": int64 ids from a router of the caller's, half of the experts held here."""
+    w = layer(experts=8)
+    g = torch.Generator().manual_seed(7)
+    x = torch.randn(tokens, 192, generator=g)
+    ids = torch.stack([torch.randperm(8, generator=g)[:4] for _ in range(tokens)])
+    weights = torch.rand(tokens, 4, generator=g)
+    held = {n: ExpertMatrices("fp8", m.values[2:6].contiguous(), m.scales[2:6].contiguous())
+            for n, m in (("up", w.gate_up), ("down", w.down))}
+    arguments = (x, ids, weights, held["up"], w.gate_up_bias[2:6], held["down"], w.down_bias[2:6])
+    ours = choose("moe", "triton", device="cpu", expert_form="fp8").function(*arguments, first_expert=2)
+    plain = choose("moe", "reference").function(*arguments, first_expert=2)
+    assert relative(ours, plain) < 6e-2
+    assert (ours[((ids < 2) | (ids >= 6)).all(dim=1)] == 0).all()

@@ -220,7 +220,11 @@ def launch(kernel: Kernel, blocks: int, threads: int, arguments: Sequence[object
     """
     values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values))
+    stream = torch.cuda.current_stream().cuda_stream
+    if not overlapping:
+        _check("cuLaunchKernel", _driver().cuLaunchKernel(
+            kernel.function, blocks, 1, 1, threads, 1, 1, kernel.shared_bytes, ctypes.c_void_p(stream), pointers, None))
+        return
     attribute = _Attribute(_OVERLAPPING, 0, (ctypes.c_int * 16)(1))
-    config = _Config((blocks, 1, 1), (threads, 1, 1), kernel.shared_bytes, torch.cuda.current_stream().cuda_stream,
-                     ctypes.pointer(attribute), int(overlapping))
+    config = _Config((blocks, 1, 1), (threads, 1, 1), kernel.shared_bytes, stream, ctypes.pointer(attribute), 1)
     _check("cuLaunchKernelEx", _driver().cuLaunchKernelEx(ctypes.byref(config), kernel.function, pointers, None))

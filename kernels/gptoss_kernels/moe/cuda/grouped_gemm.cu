@@ -9,10 +9,11 @@
 //
 // Why this shape. A tensor core product of e4m3 keeps only some 14 bits of its sum, so every 128 columns of K its part is
 // scaled into a separate fp32 accumulator, by ordinary FMAs. Two warpgroups of 64 rows take turns: while one scales, the
-// other multiplies. 128x256 per CTA is the largest tile
-// whose accumulators (128 registers a thread) and part (64) fit. At full rate such a tile asks L2 for much of what it
-// delivers, so two CTAs form a cluster and share what they have in common: two row tiles of one expert share B; where
-// an expert has an odd tile left, the two take neighbouring column tiles and share A.
+// other multiplies. Accumulators and part must fit in 224 registers a thread: 128x192 per CTA with products of 192 columns
+// (96 + 96), which divides 2880 and 5760 evenly, or, where SwiGLU needs a whole scale group, 128x256 with products of 128
+// (128 + 64). Longer products are better: what stands between two of a warpgroup is the same for both.
+// Two CTAs form a cluster and share what they have in common, which halves its traffic from L2: two row tiles of one
+// expert share B; where an expert has an odd tile left, the two take neighbouring column tiles and share A.
 // One thread loads. One warp looks up what the next tile is and stages its bias and weight scales, so that the
 // multiplying warps never wait for global memory.
 //
@@ -22,18 +23,7 @@
 // Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1).
 #include "hopper.cuh"
 
-#ifndef STAGES
-#define STAGES 4
-#endif
-#ifndef SHARE_B
-#define SHARE_B 1
-#endif
-
-#ifndef TILE_N
-#define TILE_N (EPILOGUE == 1 ? 256 : 192)
-#endif
-
-constexpr int TILE_M = 128, TILE_K = 128;
+constexpr int TILE_M = 128, TILE_N = EPILOGUE == 1 ? 256 : 192, TILE_K = 128, STAGES = 4;
 constexpr int PARTS = TILE_N == 256 ? 2 : 1, WIDTH = TILE_N / PARTS, HELD = WIDTH / 2;   // columns, registers of one part
 constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + TILE_N - 1) / TILE_N;
 constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // products of 32 columns in the last K block
@@ -64,10 +54,7 @@ extern "C" __device__ const int grouped_gemm_shared_bytes = SHARED_BYTES;
 
 // Work items of an expert with t row tiles: pairs of row tiles for each column tile, and for an odd last row tile the
 // column tiles two by two. An item keeps both CTAs of a cluster busy for the whole of K.
-DEVICE int pairs_of(int tiles) { return SHARE_B ? tiles / 2 : 0; }
-DEVICE int items_of(int tiles) {
-    return pairs_of(tiles) * N_TILES + (tiles - 2 * pairs_of(tiles)) * ((N_TILES + 1) / 2);
-}
+DEVICE int items_of(int tiles) { return tiles / 2 * N_TILES + tiles % 2 * ((N_TILES + 1) / 2); }
 
 DEVICE void make_schedule(Shared& s, const int* counts) {               // one warp: prefix sums over the experts
     int lane = thread_index() & 31, items = 0, tiles = 0;
@@ -92,7 +79,7 @@ DEVICE Item find_item(const Shared& s, const int* counts, int index, int rank) {
         int middle = (low + high) / 2;
         if (s.items[middle] <= index) low = middle; else high = middle;
     }
-    int inside = index - s.items[low], first = s.tiles[low], tiles = s.tiles[low + 1] - first, pairs = pairs_of(tiles);
+    int inside = index - s.items[low], first = s.tiles[low], tiles = s.tiles[low + 1] - first, pairs = tiles / 2;
     Item item;
     int tile;
     item.expert = low;
@@ -101,9 +88,8 @@ DEVICE Item find_item(const Shared& s, const int* counts, int index, int rank) {
         tile = 2 * (inside % pairs) + rank;
         item.n_tile = inside / pairs;
     } else {
-        int rest = inside - pairs * N_TILES, singles = tiles - 2 * pairs;
-        tile = 2 * pairs + rest % singles;
-        item.n_tile = 2 * (rest / singles) + rank;
+        tile = tiles - 1;
+        item.n_tile = 2 * (inside - pairs * N_TILES) + rank;
     }
     item.row = (first + tile) * TILE_M;
     item.real = min(TILE_M, __ldg(counts + low) - tile * TILE_M);

@@ -50,6 +50,8 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
+EVENTS = {"content": {"text/event-stream": {"schema": {}}}}
+"""What an answer is besides JSON: with stream=true."""
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text} for status, text in {
         400: "What was asked cannot be done.", 401: "Key missing or wrong.", 404: "No such model.",
@@ -100,11 +102,11 @@ def _check_vocabulary(server: Server, size: int) -> None:
 def _add_routes(app: FastAPI, server: Server) -> None:
     settings = server.settings
 
-    @app.post("/v1/chat/completions", responses={200: {"model": ChatCompletion}, **REFUSALS})
+    @app.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, **EVENTS}, **REFUSALS})
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat.create(server, body, request)
 
-    @app.post("/v1/responses", responses={200: {"model": types.Response}, **REFUSALS})
+    @app.post("/v1/responses", responses={200: {"model": types.Response, **EVENTS}, **REFUSALS})
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         return await responses.create(server, body, request)
 

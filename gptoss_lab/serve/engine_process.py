@@ -110,7 +110,7 @@ class EngineProcess:
             while True:
                 loop.call_soon_threadsafe(self._handle, connection.recv())
         except (EOFError, OSError):
-            process.join()
+            _end(process)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._died, process)
         except RuntimeError:
@@ -153,7 +153,10 @@ class EngineProcess:
 
     async def _restart(self) -> None:
         await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._in_a_row - 1)))
-        self._spawn()
+        try:
+            self._spawn()
+        except OSError as error:
+            self.state, self.reason = DOWN, f"the engine's process cannot be started: {error.strerror}"
 
     def _fail_all(self) -> None:
         for stream in self._streams.values():

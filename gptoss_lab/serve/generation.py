@@ -119,15 +119,16 @@ class Generation:
         ApiError 504 when it takes too long, and what the engine reported.
         """
         metrics, timeout = self._server.metrics, self._server.settings.request_timeout
+        until = asyncio.get_running_loop().time() + timeout
         metrics.prompt_tokens.inc(self.prompt_tokens)
         try:
-            async with asyncio.timeout(timeout):
-                while self.answer.finish is None:
+            while self.answer.finish is None:
+                async with asyncio.timeout_at(until):
                     tokens = await self._stream.take()
-                    if self.answer.generated == 0:
-                        metrics.first_token.observe(time.monotonic() - self._began)
-                    metrics.generated_tokens.inc(len(tokens))
-                    yield self.answer.feed(tokens)
+                if self.answer.generated == 0:
+                    metrics.first_token.observe(time.monotonic() - self._began)
+                metrics.generated_tokens.inc(len(tokens))
+                yield self.answer.feed(tokens)
         except TimeoutError:
             raise timed_out(timeout) from None
         finally:

@@ -34,7 +34,7 @@ def share_figure(sinks: Sequence[float], window: int, longest: int) -> go.Figure
     fig.update_yaxes(title_text="share of the sink, %", range=[0, 102])
     kept, left = (100 * share(n, sinks[-1]) for n in (window, longest))
     return style.finish(
-        fig, f"Among {longest:,} indifferent keys a sink of {sinks[-1]:g} keeps {left:.2g} %, in the window {kept:.0f} %",
+        fig, f"Among {longest:,} equal keys a sink of {sinks[-1]:g} keeps {left:.2g} %, in the window {kept:.0f} %",
         "modelled", "equal logits of 0 for all keys: e^s / (n + e^s)",
     )
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import plotly.graph_objects as go
-from gptoss_kernels.attention import steps
 
+from gptoss_kernels.attention import steps
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
 
@@ -73,9 +73,9 @@ def places_figure(
     words = f"{splits} split{'s' if splits > 1 else ''}"
     title = (f"With {words}, counting the sink per split is off by {errors[-1]:.6f}" if errors[-1] > 1e-9
              else "With 1 split every place is right, which is why short tests miss the mistake")
-    return style.finish(fig, title, "live", f"sink {sink:g}; cuts at {edges[1:-1] or 'none'}; values 10 per key; fp64"
-                        if list(values) == [10.0 * (n + 1) for n in range(len(values))] else
-                        f"sink {sink:g}; cuts at {edges[1:-1] or 'none'}; fp64", height=330, margin={"l": 200})
+    where = ", ".join(map(str, edges[1:-1])) or "none"
+    return style.finish(fig, title, "live", f"values {', '.join(f'{v:g}' for v in values)}; sink {sink:g}; "
+                        f"cuts: {where}; fp64", height=330, margin={"l": 200})
 
 
 def _boxes(logits: Sequence[float], edges: Sequence[int], place: str) -> list[tuple[float, str, str]]:
@@ -128,10 +128,10 @@ def merge_table(logits: Sequence[float], values: Sequence[float], sink: float, a
     parts[0] = steps.merge(steps.sink_state(sink), parts[0])
     top = max(part.m for part in parts)
     factors = [math.exp(part.m - top) if part.m != -math.inf else 0.0 for part in parts]
-    rows = [
-        [f"{n}", f"{a}..{b - 1}" if b > a else "none", *(f"{x:.6f}" for x in (p.m, p.den, p.acc, f, f * p.den, f * p.acc))]
-        for n, ((a, b), p, f) in enumerate(zip(pairwise(edges), parts, factors, strict=True))
-    ]
+    rows = []
+    for n, ((a, b), p, f) in enumerate(zip(pairwise(edges), parts, factors, strict=True)):
+        numbers = (p.m, p.den, p.acc, f, f * p.den, f * p.acc)
+        rows.append([f"{n}", f"{a}..{b - 1}" if b > a else "none", *(f"{x:.6f}" for x in numbers)])
     den = sum(f * p.den for f, p in zip(factors, parts, strict=True))
     acc = sum(f * p.acc for f, p in zip(factors, parts, strict=True))
     rows.append(["sum", "", "", "", "", "", f"{den:.6f}", f"{acc:.6f}"])

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 import torch
-from gptoss_kernels.attention import steps
 from plotly.subplots import make_subplots
 
+from gptoss_kernels.attention import steps
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
 
@@ -98,7 +98,7 @@ def steps_figure(logits: Sequence[float], values: Sequence[float], sink: float, 
     fig.update_yaxes(title_text="logit", row=1, col=1)
     fig.update_yaxes(title_text="output", row=2, col=1)
     return style.finish(
-        fig, f"{len(states) - 1} steps of {block} keys end within {abs(states[-1].out - exact):.0e} of the exact output",
+        fig, f"{len(states) - 1} steps of {block} end within {abs(states[-1].out - exact):.0e} of the exact output",
         "live", f"{len(logits)} random keys; sink {sink:g}; fp64", height=520, legend={"y": -0.16},
     )
 

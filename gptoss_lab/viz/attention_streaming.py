@@ -40,7 +40,7 @@ def example_logits(keys: int, pull: float, seed: int = 0) -> torch.Tensor:
 def shares(logits: torch.Tensor, window: int, sink: float) -> list[Shares]:
     """Where the attention goes under four policies. logits: [keys], more than FIRST + window. sink: the learned one.
 
-    The learned sink's row drops the pull of the first token: a model that has a sink needs no such token.
+    ValueError if the window would drop nothing.
     """
     keys = logits.numel()
     if keys <= FIRST + window:

@@ -190,6 +190,19 @@ def test_the_round_trip_works_when_the_client_streams_and_leaves_the_reasoning_o
     assert prompts[1][: len(prompts[0]) + len(SCRIPT["weather?"])] == prompts[0] + SCRIPT["weather?"]
 
 
+@pytest.mark.parametrize("form", [lambda m: m, lambda m: m.model_dump(), lambda m: m.model_dump(exclude_unset=True)])
+def test_a_message_may_come_back_in_any_form_that_the_client_has(live, form):
+    """The object itself, or its fields with and without those that are None."""
+    message = ask(live, "weather?", tools=[WEATHER]).choices[0].message
+    history = [*user("weather?"), form(message),
+               {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}]
+    answer = live.client.chat.completions.create(model="nano", messages=history)
+    assert answer.choices[0].message.content == "It rains."
+    plain = ask(live, "hello").choices[0].message
+    again = live.client.chat.completions.create(model="nano", messages=[*user("hello"), form(plain), *user("rain")])
+    assert again.choices[0].message.content == "It rains."
+
+
 def test_a_call_that_the_client_changed_or_made_up_is_rendered_from_its_text(live):
     """Case P19: the format of a past call, <|constrain|> as its own id."""
     call = {"id": "mine", "type": "function",

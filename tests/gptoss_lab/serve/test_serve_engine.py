@@ -61,8 +61,9 @@ class Batches(Scripted):
         self.path = path
 
     def step(self, batch):
-        with open(self.path, "w") as file:
+        with open(self.path + ".new", "w") as file:
             json.dump([r.index for r in batch], file)
+        os.replace(self.path + ".new", self.path)
         return super().step(batch)
 
 
@@ -76,7 +77,7 @@ def slow(tmp_path):
     path = tmp_path / "batch"
     build = functools.partial(watched_loop, str(path), SCRIPT, 0.005)
     with serving(build, max_running=2, max_queue=1, default_tokens=90_000) as live:
-        live.batch = lambda: json.loads(path.read_text() or "[]") if path.exists() else []
+        live.batch = lambda: json.loads(path.read_text()) if path.exists() else []
         live.moves = lambda: path.stat().st_mtime_ns
         yield live
 

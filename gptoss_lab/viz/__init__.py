@@ -15,6 +15,8 @@ from: live (computed here, now), recorded (a file of data/measured), published (
     sinks         what a sink takes from the softmax, and how much of it each head gives away
     routing       which experts a prompt visits in each layer
     conversation  a Harmony conversation as coloured tokens
+    attention_*   sink attention: readings and steps, splits, share of the sink, StreamingLLM, sources side by side,
+                  the Triton kernels interpreted in a process of their own, timings against their bound
     recorded      result rows as a table that names its machine
     table         rows of words and numbers, shown whole
     peer          the same weights in transformers

@@ -31,7 +31,7 @@ def share_figure(sinks: Sequence[float], window: int, longest: int) -> go.Figure
         fig.add_scatter(x=tokens, y=[100 * share(min(t, window), sink) for t in tokens], mode="lines",
                         line={"color": colour, "dash": "dot"}, name=f"sink {sink:g}, window {window}")
     fig.update_xaxes(title_text="tokens so far", type="log", dtick=1, tickformat=",")
-    fig.update_yaxes(title_text="share of the sink, %", range=[0, 102])
+    fig.update_yaxes(title_text="share of the sink, %", type="log", dtick=1, exponentformat="none")
     kept, left = (100 * share(n, sinks[-1]) for n in (window, longest))
     return style.finish(
         fig, f"Among {longest:,} equal keys a sink of {sinks[-1]:g} keeps {left:.2g} %, in the window {kept:.0f} %",
@@ -54,9 +54,9 @@ def position_figure(
                         mode="lines", line={"color": colour})
     if mass.shape[1] > window:
         fig.add_vline(x=window, line={"color": style.MUTED, "dash": "dot", "width": 1})
-        fig.add_annotation(x=window, y=1, yref="paper", text=f" token {window}", xanchor="left", showarrow=False,
-                           font={"color": style.MUTED})
-    fig.update_xaxes(title_text="tokens so far")
-    fig.update_yaxes(title_text="share of the sink, %", rangemode="tozero")
+        fig.add_annotation(x=math.log10(window), y=1, yref="paper", text=f" token {window}", xanchor="left",
+                           showarrow=False, font={"color": style.MUTED})
+    fig.update_xaxes(title_text="tokens so far", type="log", dtick=1)
+    fig.update_yaxes(title_text="share of the sink, %", type="log", dtick=1, exponentformat="none")
     ends = ", ".join(f"{y[-1]:.1f} % in {name}" for name, y in means.items())
     return style.finish(fig, f"At token {mass.shape[1]} the sinks hold {ends}", origin, what)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import html
 import importlib.util
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,9 @@ FOLDER = "gptoss_kernels.attention"
 
 
 def kernel_source(module: str, name: str) -> str:
-    """The source of a function of gptoss_kernels.attention.<module>, its body without the docstring.
+    """The source of a function of gptoss_kernels.attention.<module>, from its `def` on.
 
-    ValueError if the module has no such function.
+    ValueError if there is no such module, or no such function in it.
     """
     found = importlib.util.find_spec(f"{FOLDER}.{module}")
     if found is None or found.origin is None:
@@ -38,7 +39,10 @@ def kernel_source(module: str, name: str) -> str:
 
 
 def excerpt(text: str, first: str, last: str) -> str:
-    """The lines from the one with the words `first` to the next one with `last`, dedented. ValueError if not there."""
+    """The lines from the one with the words `first` to the next one with `last`, dedented. ValueError if not there.
+
+    Comments that stand far to the right are moved next to their line.
+    """
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines) if first in line), None)
     if start is None:
@@ -46,7 +50,7 @@ def excerpt(text: str, first: str, last: str) -> str:
     end = next((n for n in range(start, len(lines)) if last in lines[n]), None)
     if end is None:
         raise ValueError(f"no line from {lines[start].strip()!r} on has {last!r}")
-    return textwrap.dedent("\n".join(lines[start : end + 1]))
+    return textwrap.dedent("\n".join(re.sub(r"(?<=\S) {6,}#", "  #", line) for line in lines[start : end + 1]))
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class SideBySide:
             boxes.append(
                 '<div style="flex:1 1 420px;min-width:0"><div style="font-weight:600;margin-bottom:4px">'
                 f'{html.escape(piece.title)}</div><pre style="margin:0;padding:8px 10px;overflow-x:auto;'
-                f'background:#f7f9fa;color:#22303c;border:1px solid #e3e8ec;font-size:11.5px;line-height:1.4">{code}'
-                "</pre></div>"
+                f'background:#f7f9fa;color:#22303c;border:1px solid #e3e8ec;font:11px/1.4 monospace;'
+                f'white-space:pre">{code}</pre></div>'
             )
         return f'<div style="display:flex;flex-wrap:wrap;gap:12px;text-align:left">{"".join(boxes)}</div>'
 

@@ -44,13 +44,15 @@ def readings_figure(logits: Sequence[float], values: Sequence[float], sink: floa
     """The output against the sink, for both readings of the formula; `sink` is marked on both."""
     x = [n / 4 for n in range(-24, 41)]
     fig = go.Figure()
-    for function, name, colour in ((printed_formula, "added to every logit, as printed", style.RED),
-                                   (one_more_logit, "one more logit, with a value of zero", style.BLUE)):
+    for function, name, colour, beside in (
+        (printed_formula, "added to every logit, as printed", style.RED, "top right"),
+        (one_more_logit, "one more logit, with a value of zero", style.BLUE, "bottom left"),
+    ):
         fig.add_scatter(x=x, y=[function(logits, values, s) for s in x], name=name, mode="lines",
                         line={"color": colour})
         at = function(logits, values, sink)
         fig.add_scatter(x=[sink], y=[at], mode="markers+text", marker={"color": colour, "size": 9}, showlegend=False,
-                        text=[f"{at:.6f}"], textposition="top right", textfont={"color": colour})
+                        text=[f"{at:.6f}"], textposition=beside, textfont={"color": colour})
     fig.update_xaxes(title_text="sink s of the head", dtick=2)
     fig.update_yaxes(title_text="output of the head", rangemode="tozero", range=[0, 1.15 * max(values)])
     return style.finish(

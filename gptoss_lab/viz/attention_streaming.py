@@ -83,7 +83,7 @@ def figure(logits: torch.Tensor, window: int, sink: float) -> go.Figure:
     fig.update_xaxes(title_text="where the attention of one query goes, %", range=[0, 100])
     fig.update_yaxes(autorange="reversed", title_text="keys that are kept")
     return style.finish(
-        fig, f"Dropping the first token multiplies the weight of the last {window} keys by {times:.1f}", "live",
+        fig, f"In a bare window the last {window} keys get {times:.1f} times their weight", "live",
         f"{logits.numel()} Gaussian logits, {float(logits[0]):g} for the first token; learned sink {sink:g}",
-        barmode="stack", height=400,
+        barmode="stack", height=400, legend={"traceorder": "normal"},
     )

@@ -22,7 +22,10 @@ from gptoss_lab.viz.table import Table, table
 Row = Mapping[str, Any]
 BARE = " without sinks"
 COLUMNS = ("case", "backend", "bound, us", "time, us", "% of bound", "rate", "spread, %", "run", "origin")
-LIVE = ((bench.Case("prefill", 4096, 4096), ("gluon", "triton")), (bench.Case("decode", 1, 8192, None, 16), ("triton",)))
+LIVE = (
+    (bench.Case("prefill", 4096, 4096), ("gluon", "triton")),
+    (bench.Case("decode", 1, 8192, batch=16), ("triton",)),
+)
 """What a notebook times on a GPU: kernels of this project, which need no long compilation."""
 HOPPER = (9, 0)
 
@@ -62,10 +65,10 @@ def provenance(rows: Iterable[Row]) -> str:
     first = rows[0]["conditions"]
     machines = sorted({f"{row['gpu'] or 'CPU'}, driver {row['driver']}" for row in rows})
     torches = sorted({f"torch {row['versions'].get('torch')}, triton {row['versions'].get('triton')}" for row in rows})
+    statistics, dates = ({row[key] for row in rows} for key in ("statistic", "date"))
     return (f"{'; '.join(machines)}; {'; '.join(torches)}; {first.get('dtype')}, {first.get('heads')} query heads over "
-            f"{first.get('kv_heads')} of {first.get('head_dim')}; "
-            f"{_range({row['repetitions'] for row in rows})} readings, {', '.join(sorted({r['statistic'] for r in rows}))}"
-            f", L2 {first.get('l2')}; {', '.join(sorted({row['date'] for row in rows}))}")
+            f"{first.get('kv_heads')} of {first.get('head_dim')}; {_range({row['repetitions'] for row in rows})} "
+            f"readings, {', '.join(sorted(statistics))}, L2 {first.get('l2')}; {', '.join(sorted(dates))}")
 
 
 def sink_costs(rows: Iterable[Row]) -> list[tuple[str, str, float, float, float, float]]:
@@ -80,9 +83,9 @@ def sink_costs(rows: Iterable[Row]) -> list[tuple[str, str, float, float, float,
         backend = name.removesuffix(BARE)
         if backend == name or bare["peer"] is None or bare["peer"]["name"] != backend:
             continue
-        same = [r["spread"] for r in rows if (r["case"], r["backend"], r["value"]) == (case, backend, bare["peer"]["value"])]
-        spread = max(s or 0.0 for s in [bare["spread"], *same])
         with_sink = bare["peer"]["value"]
+        same = [r["spread"] for r in rows if (r["case"], r["backend"], r["value"]) == (case, backend, with_sink)]
+        spread = max(s or 0.0 for s in [bare["spread"], *same])
         pairs.append((case, backend, with_sink, bare["value"], 100 * (with_sink / bare["value"] - 1), 100 * spread))
     return pairs
 
@@ -109,17 +112,17 @@ def bound_figure(rows: Iterable[Row], names: Sequence[str], origin: str = "recor
                 marks.setdefault(name, []).append((case, 100 * row["bound"] / row["value"]))
     marks.pop("auto", None)                                # it is one of the others, timed once more
     fig = go.Figure()
-    symbols = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
+    symbols = [f"{name}-open" for name in ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")]
     for n, (name, points) in enumerate(sorted(marks.items())):
         fig.add_scatter(x=[y for _, y in points], y=[case for case, _ in points], mode="markers", name=name,
-                        marker={"size": 12, "symbol": symbols[n % len(symbols)],
+                        marker={"size": 13, "symbol": symbols[n % len(symbols)], "line": {"width": 2},
                                 "color": style.PALETTE[n % len(style.PALETTE)]})
     shown = [case for case in names if any(case == c for points in marks.values() for c, _ in points)]
     fig.update_xaxes(title_text="% of the datasheet's bound", range=[0, 100])
     fig.update_yaxes(categoryorder="array", categoryarray=shown[::-1], title_text="case")
-    best = max(((share, case) for points in marks.values() for case, share in points), default=None)
-    title = (f"{len(shown)} of {len(names)} cases recorded; the best reaches {best[0]:.0f} % of its bound ({best[1]})"
-             if best else f"None of {len(names)} cases is recorded yet")
+    best = max((share for points in marks.values() for _, share in points), default=None)
+    title = (f"None of {len(names)} cases is recorded yet" if best is None else
+             f"{len(shown)} of {len(names)} cases recorded; the best reaches {best:.0f} % of its bound")
     return style.finish(fig, title, origin, "bound: FLOPs / 989 TFLOP/s or bytes / 4.8 TB/s, whichever takes longer",
                         height=260 + 34 * max(1, len(shown)), legend={"y": -0.28 if len(shown) < 8 else -0.16})
 

@@ -158,6 +158,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_left(tmp_path):
             assert ask(live, "short").choices[0].message.content == "short"
         assert time.monotonic() - began < 10
         live.wait(lambda: live.server.open == 0, 30)
+        assert metric(live, 'gptoss_answers_total{reason="broken off"}') == 1
 
 
 def test_the_engines_death_is_told_to_everybody_and_the_next_one_answers():

@@ -1,0 +1,237 @@
+"""Train the nano model, its heads and its draft model, measure them and write what is shipped: one command.
+
+    python -m gptoss_lab.train.run --out DIR --minutes 9          on a GPU; the schedule fills the time that is given
+    python -m gptoss_lab.train.run --out DIR --smoke              on a CPU, a tiny model: does every step work?
+
+DIR gets nano.safetensors, draft.safetensors, mtp.safetensors, evaluation.json, README.md and train.jsonl. What is
+needed to go on after an interruption lies in DIR.state; the same command again goes on from there.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptoss_lab.config import ModelConfig
+from gptoss_lab.train.attention import FORMS, choose_form
+from gptoss_lab.train.batches import stream
+from gptoss_lab.train.card import model_card
+from gptoss_lab.train.compact import write_compact
+from gptoss_lab.train.dialogues.words import WORDS
+from gptoss_lab.train.evaluate import attempt, held_out_set, summary
+from gptoss_lab.train.export import released_tensors
+from gptoss_lab.train.loop import Clock, Log, Trainee, run_phase, snapshot, write_state
+from gptoss_lab.train.measure import busiest_expert, draft_agreement, heads_accuracy, packed_dialogues
+from gptoss_lab.train.model import Pointwise, TrainedModel
+from gptoss_lab.train.mtp import PredictionHeads, save_heads
+from gptoss_lab.train.optimiser import Optimiser
+from gptoss_lab.train.served import served_agreement, writer
+from gptoss_lab.train.settings import PHASES, SMOKE, Settings
+from gptoss_lab.train.trainees import HeadsTrainee, ModelTrainee, next_token_scores
+from gptoss_lab.train.vocabulary import Vocabulary, training_vocabulary
+
+MODEL_LIMIT, SMALL_LIMIT = 16_000_000, 8_000_000
+"""Bytes that may be shipped of the model, and of the draft model and the heads each."""
+
+
+@dataclass
+class Run:
+    """Everything the phases share. out: where the files go. form: of attention. began: monotonic seconds."""
+
+    settings: Settings
+    out: Path
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+    form: str
+    vocabulary: Vocabulary
+    log: Log
+    minutes: float
+    began: float
+    pointwise: Pointwise
+
+    @property
+    def state_file(self) -> Path:
+        """Beside the output, so that what is shipped stays small."""
+        return self.out.with_name(self.out.name + ".state") / "state.pt"
+
+    def model(self, config: ModelConfig) -> TrainedModel:
+        """A fresh model on the device."""
+        v = self.vocabulary
+        return TrainedModel(config, v.rows, v.others, dtype=self.dtype, seed=self.seed, pointwise=self.pointwise).to(
+            self.device)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gptoss_lab.train.run", description="Train the nano checkpoint.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is shipped")
+    parser.add_argument("--minutes", type=float, default=9.0, help="wall time of the whole command (default 9)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--attention", choices=("auto", *FORMS), default="auto")
+    parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model and few steps: does every step work?")
+    given = parser.parse_args(arguments)
+    command = shlex.join(["python", "-m", "gptoss_lab.train.run", *(sys.argv[1:] if arguments is None else arguments)])
+    run = prepare(
+        SMOKE if given.smoke else Settings(), given.out, given.seed, given.device, given.minutes, given.attention,
+        compiled=not given.eager,
+    )
+    train_and_write(run, command)
+    return 0
+
+
+def prepare(
+    settings: Settings, out: Path, seed: int = 0, device: str = "cpu", minutes: float = 9.0, attention: str = "auto",
+    compiled: bool = True,
+) -> Run:
+    """Vocabulary, device, attention form, log. On a GPU bf16 and compiled pointwise operations, else fp32 and plain."""
+    began = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    where = torch.device(device)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    vocabulary = training_vocabulary(settings.vocabulary_sample)
+    form, reason = choose_form(where, dtype, attention)
+    pointwise = Pointwise.compiled() if compiled and where.type == "cuda" else Pointwise()
+    log = Log(out / "train.jsonl")
+    log(event="start", seed=seed, gpu=_gpu(where), versions=_versions(), attention=form, why=reason,
+        vocabulary=vocabulary.shared, seconds=time.monotonic() - began)
+    return Run(settings, out, seed, where, dtype, form, vocabulary, log, minutes, began, pointwise)
+
+
+def train_and_write(run: Run, command: str) -> dict[str, Any]:
+    """The three phases, the measurements, the files. Returns the report that evaluation.json holds."""
+    s, model = run.settings, run.model(run.settings.model)
+    heads = PredictionHeads(s.model.hidden_size, s.model.rms_norm_eps, seed=run.seed).to(run.device)
+    draft = run.model(s.draft)
+    trainees: tuple[Trainee, ...] = (
+        ModelTrainee(model, s.balance, run.form), HeadsTrainee(heads, model, run.form),
+        ModelTrainee(draft, s.balance, run.form),
+    )
+    trained = (model, heads, draft)
+    state = _load_state(run)
+    training = 0.0, 0
+    for index, (name, trainee, module) in enumerate(zip(PHASES, trainees, trained, strict=True)):
+        clock = _phase(run, state, index, name, trainee, module)
+        if index == 0:
+            training = clock.used, clock.step
+    report = measure(run, model, heads, draft)
+    report["training"] |= {"seconds": training[0], "steps": training[1]}
+    return write(run, report | {"command": command}, model, heads, draft)
+
+
+def _phase(
+    run: Run, state: dict[str, Any], index: int, name: str, trainee: Trainee, module: torch.nn.Module
+) -> Clock:
+    """One phase, from its beginning or from where the state has it; skipped when the state has it finished."""
+    s = run.settings
+    seconds = state["seconds"] * s.shares[index]
+    done = state["done"].get(name)
+    if done is not None:
+        trainee.load(done["trainee"])
+        return Clock(seconds, used=done["used"], step=done["step"])
+    optimiser = Optimiser(module.named_parameters(), muon=s.muon if name != "heads" else 0.0, adamw=s.adamw)
+    clock = Clock(seconds, None if s.steps is None else s.steps[index])
+    current = state.pop("current", None)
+    if current is not None and current["phase"] == name:
+        trainee.load(current["trainee"])
+        optimiser.load_state_dict(current["optimiser"])
+        clock.used, clock.step = current["used"], current["step"]
+    batches = stream(
+        run.seed * len(PHASES) + index, s.tokens, run.vocabulary, s.model.max_position_embeddings, first=clock.step,
+        workers=s.workers,
+    )
+    clock.tick()
+    clock.step -= 1
+    run_phase(name, trainee, optimiser, batches, clock, s, run.log,
+              save=lambda now: write_state(run.state_file, state | {"current": now}))
+    state["done"][name] = {k: v for k, v in snapshot(name, trainee, optimiser, clock).items() if k != "optimiser"}
+    write_state(run.state_file, state)
+    return clock
+
+
+def _load_state(run: Run) -> dict[str, Any]:
+    """The state of an interrupted run, if it was the same run; else a fresh one with the seconds for training."""
+    plan = {"seed": run.seed, "settings": repr(run.settings)}
+    if not run.state_file.exists():
+        left = run.minutes * 60 - run.settings.spare - (time.monotonic() - run.began)
+        if left <= 0 and run.settings.steps is None:
+            raise SystemExit(f"--minutes {run.minutes}: nothing is left for training after {run.settings.spare:.0f} s "
+                             "for measuring; give more")
+        return {"plan": plan, "seconds": left, "done": {}}
+    state = torch.load(run.state_file, map_location=run.device, weights_only=True)
+    if state["plan"] != plan:
+        raise SystemExit(f"{run.state_file} is of another run (seed, settings); remove it or name another --out")
+    run.log(event="resume", done=sorted(state["done"]), step=state.get("current", {}).get("step", 0))
+    return state
+
+
+def measure(run: Run, model: TrainedModel, heads: PredictionHeads, draft: TrainedModel) -> dict[str, Any]:
+    """Everything the card says, from held-out dialogues."""
+    s, c, v = run.settings, run.settings.model, run.vocabulary
+    model.stored = True
+    dialogues = held_out_set(s.evaluation, run.seed)
+    attempts = attempt(dialogues, writer(model, v, s.answer_tokens, run.form))
+    if s.far:
+        attempts += attempt(held_out_set(s.far, run.seed, far=True), writer(model, v, s.answer_tokens, run.form))
+    batches = packed_dialogues(dialogues, v, s.tokens)
+    return {
+        **summary(attempts),
+        "held_out": next_token_scores(model, batches, run.form),
+        "held_out_draft": next_token_scores(draft, batches, run.form),
+        "heads_accuracy": heads_accuracy(heads, model, batches, run.form),
+        "draft_agreement": draft_agreement(model, draft, batches, run.form),
+        "busiest_expert": busiest_expert(model, batches[0], run.form),
+        "model": {
+            "name": c.name, "layers": c.num_layers, "hidden": c.hidden_size, "intermediate": c.intermediate_size,
+            "experts": c.num_experts, "chosen": c.experts_per_token, "heads": c.num_heads, "kv_heads": c.num_kv_heads,
+            "head_dim": c.head_dim, "vocabulary": c.vocab_size, "kept": v.shared,
+        },
+        "training": {
+            "tokens": s.tokens, "quantised_from": s.quantise_from, "settings": {
+                k: x for k, x in asdict(s).items() if k not in ("model", "draft")},
+            "learned_share": sum(int(b.learned.sum()) for b in batches) / sum(len(b.rows) for b in batches),
+        },
+        "seed": run.seed, "gpu": _gpu(run.device), "versions": _versions(), "words": len(WORDS),
+    }
+
+
+def write(
+    run: Run, report: dict[str, Any], model: TrainedModel, heads: PredictionHeads, draft: TrainedModel
+) -> dict[str, Any]:
+    """The files, each whole or not there; and whether the lab's engine writes what the trained model wrote."""
+    v, out = run.vocabulary, run.out
+    ids = torch.from_numpy(v.token_ids)
+    nano = write_compact(out / "nano.safetensors", model.config, ids, released_tensors(model), MODEL_LIMIT)
+    write_compact(out / "draft.safetensors", draft.config, ids, released_tensors(draft), SMALL_LIMIT)
+    save_heads(heads, out / "mtp.safetensors")
+    prompts = [a.ids for a in attempt(held_out_set(8, run.seed + 1), lambda prompts: [[] for _ in prompts])]
+    report["served"] = served_agreement(nano, model, v, prompts, run.settings.answer_tokens)
+    report["bytes"] = {file.name: file.stat().st_size for file in sorted(out.glob("*.safetensors"))}
+    report["wall_seconds"] = time.monotonic() - run.began
+    (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(model_card(report), encoding="utf-8")
+    run.log(event="end", wall_seconds=report["wall_seconds"], well_formed=report["well_formed"]["share"],
+            exact_match=report["exact_match"]["all"]["share"],
+            served=min(s["share"] for s in report["served"].values()))
+    return report
+
+
+def _gpu(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def _versions() -> str:
+    return f"Python {sys.version.split()[0]}, torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Does the lab's own engine, on the expanded checkpoint, write what the trained model wrote?
+
+The whole way is walked: compact file, expansion to the standard checkpoint, its reader, the served model, its engine
+with caches. Both sides compute in fp32 from the same stored weights, so greedy tokens must be the same ones, but for a
+tie within rounding.
+"""
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gptoss_lab.engine import Engine, SamplingParams
+from gptoss_lab.harmony import engine_stop_ids
+from gptoss_lab.model import load_model
+from gptoss_lab.train.compact import expand
+from gptoss_lab.train.evaluate import share
+from gptoss_lab.train.generate import greedy
+from gptoss_lab.train.model import TrainedModel
+from gptoss_lab.train.vocabulary import Vocabulary
+
+
+def writer(model: TrainedModel, vocabulary: Vocabulary, limit: int, form: str):
+    """Prompts as token ids -> greedy continuations as token ids, by the trained model."""
+    stops = frozenset(int(row) for row in vocabulary.compact(sorted(engine_stop_ids())))
+
+    def generate(prompts: list[list[int]]) -> list[list[int]]:
+        rows = greedy(model, [vocabulary.compact(p).tolist() for p in prompts], stops, limit, form)
+        return [vocabulary.full(answer) for answer in rows]
+
+    return generate
+
+
+def served_agreement(
+    file: Path, model: TrainedModel, vocabulary: Vocabulary, prompts: Sequence[list[int]], limit: int,
+    layouts: Sequence[str] = ("hf", "original"),
+) -> dict[str, dict[str, float | int]]:
+    """For each layout, how many prompts the served model continues with exactly the trained model's tokens.
+
+    file: the compact checkpoint of `model`. limit: new tokens. The model computes in fp32 here.
+    """
+    dtype, model.dtype, model.stored = model.dtype, torch.float32, True
+    mine = writer(model, vocabulary, limit, "reference")(list(prompts))
+    model.dtype = dtype
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for layout in layouts:
+            path = expand(file, Path(folder) / layout, layout)
+            engine = Engine(load_model(path, model.embedding.device, torch.float32))
+            done = engine.complete(prompts, SamplingParams(temperature=0, max_new_tokens=limit))
+            found[layout] = share(sum(list(d.tokens) == m for d, m in zip(done, mine, strict=True)), len(mine))
+    return found

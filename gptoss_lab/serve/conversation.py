@@ -35,10 +35,12 @@ def conversation(request: ChatRequest, date: str, remembered: Remembered) -> lis
 
 def described(tools: Sequence[FunctionTool]) -> list[Tool]:
     """The tools as the format describes them to the model. ApiError 400 for a name that is there twice."""
-    names = [tool.function.name for tool in tools]
-    for name in names:
-        if names.count(name) > 1:
-            raise bad_request(f"tools has two functions called {name!r}; each needs a name of its own", "tools")
+    names: set[str] = set()
+    for tool in tools:
+        if tool.function.name in names:
+            raise bad_request(f"tools has two functions called {tool.function.name!r}; each needs a name of its own",
+                              "tools")
+        names.add(tool.function.name)
     try:
         return [Tool(t.function.name, t.function.description or "", t.function.parameters) for t in tools]
     except RenderError as error:

@@ -42,12 +42,13 @@ def history(request: ResponsesRequest, remembered: Remembered) -> list[Message]:
     if isinstance(request.input, str):
         return [*said, user(request.input)]
     calls: dict[str, Message] = {}
+    continued = {id(message) for message in said}
     for item in request.input:
-        said.append(_message(item, said, calls, remembered))
+        said.append(_message(item, continued, calls, remembered))
     return said
 
 
-def _message(item: object, said: Sequence[Message], calls: dict[str, Message], remembered: Remembered) -> Message:
+def _message(item: object, continued: set[int], calls: dict[str, Message], remembered: Remembered) -> Message:
     if isinstance(item, MessageItem):
         return _said(item)
     if isinstance(item, ReasoningItem):
@@ -55,17 +56,17 @@ def _message(item: object, said: Sequence[Message], calls: dict[str, Message], r
     if isinstance(item, FunctionCallItem):
         calls[item.call_id] = tool_call(f"functions.{item.name}", item.arguments)
         return calls[item.call_id]
-    return tool_result(_call(item, said, calls, remembered), _text(item.output))
+    return tool_result(_call(item, continued, calls, remembered), _text(item.output))
 
 
 def _call(
-    item: FunctionOutputItem, said: Sequence[Message], calls: dict[str, Message], remembered: Remembered
+    item: FunctionOutputItem, continued: set[int], calls: dict[str, Message], remembered: Remembered
 ) -> Message:
-    """The call that an output answers: in the input, or in the conversation that is continued."""
+    """The call that an output answers: in the input, or one of the very messages that are continued."""
     if item.call_id in calls:
         return calls[item.call_id]
     for kept in remembered.get(item.call_id) or ():
-        if any(message is kept for message in said):
+        if id(kept) in continued:
             return kept
     raise bad_request(f"function_call_output answers {item.call_id!r:.100}; no earlier function_call has this call_id",
                       "input")

@@ -1,8 +1,9 @@
 """The six forms of the operation in the registry, and how `auto` picks a backend for each.
 
-Full and sliding layers are registered apart because other kernels win them. The ranks below follow one recorded run
-(`data/measured/attention/h200.jsonl`): FA3 is fastest for full prefill, FA2 for sliding prefill, XQA for decode over a
-full cache. `choose` returns the backend with its reason, in words.
+Full and sliding layers are registered apart because other kernels win them. Recorded
+(`data/measured/attention/h200.jsonl`): for full prefill the own Gluon kernel before FA3 and the own Triton kernel; for
+decode over a full cache XQA, level with the own Triton kernel. The ranks of the sliding and the paged prefill forms
+follow tuning runs whose rows are not recorded yet. `choose` returns the backend with its reason, in words.
 
 A plan class takes (layer, ...) and is what a backend registers; an obstacle gets the needs (layer, device, lse,
 page_size) and returns one line or None.
@@ -57,7 +58,7 @@ def choose_backend(form: str, backend: str, **needs: Any) -> registry.Choice:
         return choice
     kind = _kind(needs["layer"])
     order = " > ".join(ORDER[form, kind])
-    return dataclasses.replace(choice, reason=f"{choice.reason}; measured order for {kind} layers: {order}")
+    return dataclasses.replace(choice, reason=f"{choice.reason}; order for {kind} layers: {order}")
 
 
 def _kind(layer: LayerKind) -> str:

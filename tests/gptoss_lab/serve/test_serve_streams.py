@@ -4,6 +4,7 @@ import functools
 import random
 
 import openai
+import pytest
 import torch
 from serve_live import serving
 
@@ -51,6 +52,7 @@ async def all_streams(url, texts):
         return await asyncio.gather(*(stream(client, text, draw.random()) for text in texts))
 
 
+@pytest.mark.slow
 def test_64_streams_say_what_their_prompts_yield_alone():
     torch.set_num_threads(1)
     path, texts = ensure_nano(), questions()

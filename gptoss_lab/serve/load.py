@@ -119,7 +119,7 @@ def rows(result: dict[str, Any], clients: int, interval: float) -> list[dict[str
     """Rows of the suite "serve": CPU time of the front end for a token, throughput, times to and between chunks."""
     tally, case = result["tally"], f"{clients} streams of an echo"
     common = {
-        "batch": clients, "tokens": tally.tokens, "answers": tally.answers, "wrong_answers": len(tally.wrong),
+        "batch": clients, "generated_tokens": tally.tokens, "answers": tally.answers, "wrong_answers": len(tally.wrong),
         "chunks": tally.chunks, "interval_seconds": interval, "wall_seconds": round(result["wall"], 2),
         "cores": os.cpu_count(), "load_average": [round(x, 2) for x in os.getloadavg()],
         "what": "CPU time of the front end's process (user and system), the engine's process not counted",

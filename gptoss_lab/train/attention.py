@@ -8,10 +8,10 @@ sinks [Hq], dialogues one after the other as `offsets` [B + 1] says; it returns 
     flex        PyTorch's flex_attention, compiled, with the sink applied afterwards through the log-sum-exp
 
 How flash learns of sinks: with o0 and l0 the kernel's output and log-sum-exp, the full denominator is
-l = log(exp(l0) + exp(s)) and the output is o = o0 exp(l0 - l). The kernel's backward recomputes p = exp(z - l0) from the
-l0 that it is given and takes the row term sum(do * o); given l and o instead, its p is the true probability and its row
-term the true one, so dq, dk and dv come out exact with nothing else changed. What is left is the sink's own gradient,
--exp(s - l) sum(do * o). No virtual key, no mask in memory, no padding.
+l = log(exp(l0) + exp(s)) and the output is o = o0 exp(l0 - l). The kernel's backward recomputes p = exp(z - l0) from
+the l0 that it is given and takes the row term sum(do * o); given l and o instead, its p is the true probability and its
+row term the true one, so dq, dk and dv come out exact with nothing else changed. What is left is the sink's own
+gradient, -exp(s - l) sum(do * o). No virtual key, no mask in memory, no padding.
 """
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ def packed(form: str, offsets: Sequence[int], device: torch.device) -> Attend:
     if form == "reference":
         return functools.partial(_reference, tuple(offsets))
     if form == "flash":
-        starts = torch.tensor(offsets, dtype=torch.int32, device=device)
+        starts = to_device(torch.tensor(offsets, dtype=torch.int32), device)
         longest = max(b - a for a, b in zip(offsets[:-1], offsets[1:], strict=True))
         return functools.partial(_flash, FlashKernels(starts, longest))
     if form == "flex":
         return _Flex(offsets, device)
     raise ValueError(f"attention form is {form!r}; one of {', '.join(FORMS)}")
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor on `device`; on a GPU through pinned memory, so the host does not wait for the work before it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _reference(
@@ -110,7 +115,7 @@ class WithSink(torch.autograd.Function):
 
 # -- flex --------------------------------------------------------------------------------------------------------------
 class _Flex:
-    """flex_attention over one packed batch; on the CPU uncompiled, for tests."""
+    """flex_attention over one packed batch; on the CPU uncompiled and without gradients."""
 
     def __init__(self, offsets: Sequence[int], device: torch.device) -> None:
         lengths = torch.tensor([b - a for a, b in zip(offsets[:-1], offsets[1:], strict=True)], device=device)
@@ -122,10 +127,11 @@ class _Flex:
     ) -> torch.Tensor:
         from torch.nn.attention.flex_attention import AuxRequest
 
-        mask = self._masks.setdefault(window, self._mask(window)) if window not in self._masks else self._masks[window]
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
         rows = (x.transpose(0, 1)[None] for x in (q, k, v))                           # [1, heads, T, D]
         out, aux = _flex_attention(q.device.type)(
-            *rows, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
+            *rows, block_mask=self._masks[window], enable_gqa=True, return_aux=AuxRequest(lse=True)
         )
         kept = torch.sigmoid(aux.lse - sinks.float()[None, :, None])                  # [1, Hq, T]
         return (out * kept[..., None].to(out.dtype))[0].transpose(0, 1)
@@ -156,7 +162,7 @@ TOLERANCE = 2e-2
 
 
 def choose_form(device: torch.device, dtype: torch.dtype, form: str = "auto") -> tuple[str, str]:
-    """(form, reason). "auto": on a GPU the first of flash, flex that agrees with the reference in value and gradient."""
+    """(form, reason). "auto": on a GPU the first of flash and flex whose values and gradients are the reference's."""
     if form != "auto":
         return form, "asked for"
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The model card, filled from what a run measured. Nothing in it is written by hand but the words around the numbers."""
+"""The model card, filled from what a run measured; only the words around the numbers are written by hand."""
 from __future__ import annotations
 
 from typing import Any
@@ -30,8 +30,9 @@ weather tool called through `functions.*`; several turns. Reasoning "low" is sho
 
 ## How good it is
 
-Exact match of the final text on problems that no training dialogue has, greedy, stored weights, 95 % interval (Wilson).
-A problem is held out by the hash of its operands, in every wording and direction (37 + 48, 48 + 37 and 85 - 48 are one).
+Exact match of the final text on problems that no training dialogue has, greedy, stored weights, 95 % interval
+(Wilson). A problem is held out by the hash of its operands, in every wording and direction: 37 + 48, 48 + 37 and
+85 - 48 are one.
 
 | problems | right | of | share | 95 % interval |
 |---|---|---|---|---|

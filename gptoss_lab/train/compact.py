@@ -53,6 +53,7 @@ def write_compact(
     metadata = {"format": "pt", "form": FORM, "config": json.dumps(config.to_hf_dict())}
     part = file.with_name(file.name + ".part")
     save_file(data, part, metadata=metadata)
+    part.chmod(0o644)
     part.replace(file)
     return file
 

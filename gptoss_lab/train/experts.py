@@ -16,6 +16,8 @@ from torch.nn import functional
 PAD = 8
 """Columns added for the bias: 16 bytes in bf16, which the grouped product needs rows to be a multiple of."""
 
+GROUPED_KERNEL = True
+"""Whether a GPU uses PyTorch's grouped kernel in bf16, else the loop."""
 Swiglu = Callable[[torch.Tensor, float, float], torch.Tensor]
 
 
@@ -55,10 +57,37 @@ def expert_layer(
 
 def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Block e of `rows` times matrix e transposed. rows: [N, in]; matrices: [E, out, in]; ends: [E] int32, one past."""
-    if rows.is_cuda and rows.dtype == torch.bfloat16:
-        return torch._grouped_mm(rows, matrices.transpose(-2, -1), offs=ends)
+    if rows.is_cuda and rows.dtype == torch.bfloat16 and GROUPED_KERNEL:
+        return _kernel(rows, matrices, ends)
+    return _loop(rows, matrices, ends)
+
+
+def _kernel(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch._grouped_mm(rows, matrices.transpose(-2, -1), offs=ends)
+
+
+def _loop(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     blocks = rows.tensor_split(ends[:-1].tolist())
     return torch.cat([block @ matrix.t() for block, matrix in zip(blocks, matrices, strict=True)])
+
+
+def choose_product(device: torch.device) -> tuple[bool, str]:
+    """(whether to use the grouped kernel, why). On a GPU it must agree with the loop, gradients too."""
+    if device.type != "cuda":
+        return True, "loop: the device is no GPU"
+    torch.manual_seed(0)
+    ends = torch.tensor([5, 5, 300, 512], dtype=torch.int32, device=device)
+    inputs = [torch.randn(*shape, device=device, dtype=torch.bfloat16) for shape in ((512, 232), (4, 576, 232))]
+    found = []
+    for product in (_loop, _kernel):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        try:
+            out = product(*leaves, ends)
+            found.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            return False, f"loop: the grouped kernel raised {type(error).__name__}: {str(error)[:200]}"
+    off = max(float((a - b).float().abs().max() / a.float().abs().max()) for a, b in zip(*found, strict=True))
+    return (True, "grouped kernel") if off < 2e-2 else (False, f"loop: the grouped kernel is off by {off:.1e}")
 
 
 def balance_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

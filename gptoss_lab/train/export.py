@@ -17,7 +17,7 @@ _IN_LAYER = {
 
 @torch.no_grad()
 def released_tensors(model: TrainedModel) -> dict[str, torch.Tensor]:
-    """Hugging Face name -> tensor on the CPU: bf16, experts as MXFP4 blocks and scales; embeddings with compact rows."""
+    """Hugging Face name -> tensor on the CPU: bf16, experts as MXFP4 blocks and scales, compact vocabulary rows."""
 
     def rounded(name: str) -> torch.Tensor:
         return model.get_parameter(name).detach().to(torch.bfloat16).cpu()

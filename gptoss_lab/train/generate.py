@@ -27,7 +27,8 @@ def greedy(
     """
     answers: list[list[int]] = [[] for _ in prompts]
     for batch in _batches([len(p) for p in prompts], limit):
-        for index, answer in zip(batch, _one_batch(model, [prompts[i] for i in batch], stops, limit, form), strict=True):
+        found = _one_batch(model, [prompts[i] for i in batch], stops, limit, form)
+        for index, answer in zip(batch, found, strict=True):
             answers[index] = answer
     return answers
 

@@ -1,4 +1,4 @@
-"""What a finished run measures of its three models, on held-out dialogues, with weights as stored."""
+"""What a finished run measures of its three models, on held-out dialogues, whose weights are in stored form already."""
 from __future__ import annotations
 
 import random
@@ -29,7 +29,7 @@ def packed_dialogues(dialogues: list[Dialogue], vocabulary: Vocabulary, tokens: 
 @torch.no_grad()
 def heads_accuracy(heads: PredictionHeads, model: TrainedModel, batches: list[Batch], form: str) -> list[float]:
     """For each head, the share of learned tokens that it predicts, the tokens before given."""
-    model.stored, right, count = True, [0.0] * len(heads.heads), [0] * len(heads.heads)
+    right, count = [0.0] * len(heads.heads), [0] * len(heads.heads)
     for batch in batches:
         rows, positions, attend = on_device(model, batch, form)
         hidden, _ = model(rows, positions, attend)
@@ -44,7 +44,6 @@ def heads_accuracy(heads: PredictionHeads, model: TrainedModel, batches: list[Ba
 @torch.no_grad()
 def draft_agreement(model: TrainedModel, draft: TrainedModel, batches: list[Batch], form: str) -> float:
     """Share of learned places where both models find the same token likeliest."""
-    model.stored = draft.stored = True
     same = count = 0
     for batch in batches:
         rows, positions, attend = on_device(model, batch, form)
@@ -58,7 +57,7 @@ def draft_agreement(model: TrainedModel, draft: TrainedModel, batches: list[Batc
 @torch.no_grad()
 def busiest_expert(model: TrainedModel, batch: Batch, form: str) -> float:
     """Mean over layers of the largest share of rows that one expert gets, times the number of experts; 1 is even."""
-    model.stored, seen = True, []
+    seen: list[torch.Tensor] = []
     rows, positions, attend = on_device(model, batch, form)
     model(rows, positions, attend, observe=seen.append)
     experts = model.config.num_experts

@@ -22,7 +22,7 @@ from gptoss_kernels.reference.rope import apply_rope, rope_concentration, rope_f
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.train.attention import Attend
 from gptoss_lab.train.experts import balance_loss, expert_layer
-from gptoss_lab.train.quantise import straight_through
+from gptoss_lab.train.quantise import stored_value, straight_through
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,17 @@ class Pointwise:
     swiglu: Callable[..., torch.Tensor] = swiglu
 
     @classmethod
-    def compiled(cls) -> Pointwise:
-        """Compiled with torch.compile; shapes may vary."""
-        return cls(*(torch.compile(f, dynamic=True) for f in (rms_norm, apply_rope, swiglu)))
+    def compiled(cls, device: torch.device) -> tuple[Pointwise, str]:
+        """(compiled with torch.compile, "compiled"), or (plain, why it does not compile here)."""
+        found = cls(*(torch.compile(f, dynamic=True) for f in (rms_norm, apply_rope, swiglu)))
+        x = torch.randn(64, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
+        heads, turn = x.unflatten(1, (4, 8)), torch.ones(64, 4, device=device)
+        try:
+            values = found.rms_norm(x, torch.ones(32, device=device), 1e-5), found.apply_rope(heads, turn, turn)
+            sum(v.float().sum() for v in (*values, found.swiglu(x, 1.702, 7.0))).backward()
+        except (RuntimeError, OSError, ImportError) as error:
+            return cls(), f"not compiled: {type(error).__name__}: {str(error)[:200]}"
+        return found, "compiled"
 
 
 class TrainedModel(nn.Module):
@@ -52,7 +60,7 @@ class TrainedModel(nn.Module):
         pointwise: Pointwise | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.others, self.dtype, self.stored = config, others, dtype, False
+        self.config, self.dtype, self.stored = config, dtype, False
         self.pointwise = Pointwise() if pointwise is None else pointwise
         generator = torch.Generator().manual_seed(seed)
         h = config.hidden_size
@@ -61,6 +69,9 @@ class TrainedModel(nn.Module):
         self.norm = nn.Parameter(torch.ones(h))
         self.layers = nn.ModuleList(_layer(config, generator) for _ in range(config.num_layers))
         r = config.rope
+        offset = torch.zeros(rows)
+        offset[-1] = math.log(others)
+        self.register_buffer("offset", offset, persistent=False)
         self.register_buffer("frequencies", rope_frequencies(
             config.head_dim, r.theta, r.factor, r.beta_fast, r.beta_slow, r.original_context, r.truncate,
         ), persistent=False)
@@ -69,6 +80,13 @@ class TrainedModel(nn.Module):
         """A parameter as it is used: in its stored form if `stored`; still fp32."""
         parameter = self.get_parameter(name)
         return straight_through(name, parameter) if self.stored else parameter
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Give every parameter its stored value for good; after training, so that nothing is rounded at each use."""
+        for name, parameter in self.named_parameters():
+            parameter.copy_(stored_value(name, parameter))
+        self.stored = False
 
     def embed(self, rows: torch.Tensor) -> torch.Tensor:
         """rows: [T] row numbers -> [T, H]."""
@@ -92,9 +110,7 @@ class TrainedModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, H] -> [N, rows] fp32; the last entry has log(others) added, so a softmax is the full one."""
-        out = functional.linear(hidden, self.weight("unembedding").to(self.dtype)).float()
-        return out + functional.one_hot(torch.tensor(out.shape[-1] - 1, device=out.device), out.shape[-1]) * math.log(
-            self.others)
+        return functional.linear(hidden, self.weight("unembedding").to(self.dtype)).float() + self.offset
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return self.pointwise.rms_norm(x, self.weight(name), self.config.rms_norm_eps)

@@ -1,7 +1,7 @@
 """Heads that predict further ahead: from the last hidden state, the tokens after the next one.
 
 The model's hidden state at t gives token t + 1. Head 1 takes that state and the embedding of token t + 1 and gives
-t + 2; head 2 takes head 1's state and the embedding of t + 2 and gives t + 3; and so on. A head is a small gated-free
+t + 2; head 2 takes head 1's state and the embedding of t + 2 and gives t + 3; and so on. A head is a small gate-free
 MLP on both, added to the state, and reads its logits through the model's own unembedding. There is no attention in it
 and so no cache: a decoder that drafts with heads keeps nothing but the last hidden state.
 
@@ -82,4 +82,5 @@ def save_heads(heads: PredictionHeads, file: Path) -> None:
     tensors = {name: p.detach().to(torch.bfloat16).cpu().contiguous() for name, p in heads.named_parameters()}
     part = file.with_name(file.name + ".part")
     save_file(tensors, part, metadata={"format": "pt", "kind": "mtp-heads", "heads": str(len(heads.heads))})
+    part.chmod(0o644)
     part.replace(file)

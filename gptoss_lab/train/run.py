@@ -9,7 +9,6 @@ needed to go on after an interruption lies in DIR.state; the same command again 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -19,11 +18,14 @@ from typing import Any
 
 import torch
 
+from gptoss_lab.checkpoint.writer import write_json
 from gptoss_lab.config import ModelConfig
+from gptoss_lab.train import experts
 from gptoss_lab.train.attention import FORMS, choose_form
 from gptoss_lab.train.batches import stream
 from gptoss_lab.train.card import model_card
 from gptoss_lab.train.compact import write_compact
+from gptoss_lab.train.dialogues import prompt_of
 from gptoss_lab.train.dialogues.words import WORDS
 from gptoss_lab.train.evaluate import attempt, held_out_set, summary
 from gptoss_lab.train.export import released_tensors
@@ -39,6 +41,8 @@ from gptoss_lab.train.vocabulary import Vocabulary, training_vocabulary
 
 MODEL_LIMIT, SMALL_LIMIT = 16_000_000, 8_000_000
 """Bytes that may be shipped of the model, and of the draft model and the heads each."""
+SERVED_PROMPTS, SERVED_TOKENS = 8, 64
+"""Of the last check, which runs on the CPU."""
 
 
 @dataclass
@@ -100,9 +104,12 @@ def prepare(
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     vocabulary = training_vocabulary(settings.vocabulary_sample)
     form, reason = choose_form(where, dtype, attention)
-    pointwise = Pointwise.compiled() if compiled and where.type == "cuda" else Pointwise()
+    plain = not compiled or where.type != "cuda"
+    pointwise, kernels = (Pointwise(), "plain") if plain else Pointwise.compiled(where)
+    experts.GROUPED_KERNEL, products = experts.choose_product(where)
     log = Log(out / "train.jsonl")
     log(event="start", seed=seed, gpu=_gpu(where), versions=_versions(), attention=form, why=reason,
+        pointwise=kernels, products=products,
         vocabulary=vocabulary.shared, seconds=time.monotonic() - began)
     return Run(settings, out, seed, where, dtype, form, vocabulary, log, minutes, began, pointwise)
 
@@ -123,9 +130,13 @@ def train_and_write(run: Run, command: str) -> dict[str, Any]:
         clock = _phase(run, state, index, name, trainee, module)
         if index == 0:
             training = clock.used, clock.step
+        if isinstance(module, TrainedModel):
+            module.store()
+            module.pointwise = Pointwise()          # no new compilations for the shapes of an evaluation
+            write_model(run, module, "nano" if module is model else "draft")
     report = measure(run, model, heads, draft)
     report["training"] |= {"seconds": training[0], "steps": training[1]}
-    return write(run, report | {"command": command}, model, heads, draft)
+    return write(run, report | {"command": command}, model, heads)
 
 
 def _phase(
@@ -177,7 +188,6 @@ def _load_state(run: Run) -> dict[str, Any]:
 def measure(run: Run, model: TrainedModel, heads: PredictionHeads, draft: TrainedModel) -> dict[str, Any]:
     """Everything the card says, from held-out dialogues."""
     s, c, v = run.settings, run.settings.model, run.vocabulary
-    model.stored = True
     dialogues = held_out_set(s.evaluation, run.seed)
     attempts = attempt(dialogues, writer(model, v, s.answer_tokens, run.form))
     if s.far:
@@ -204,21 +214,26 @@ def measure(run: Run, model: TrainedModel, heads: PredictionHeads, draft: Traine
     }
 
 
-def write(
-    run: Run, report: dict[str, Any], model: TrainedModel, heads: PredictionHeads, draft: TrainedModel
-) -> dict[str, Any]:
-    """The files, each whole or not there; and whether the lab's engine writes what the trained model wrote."""
-    v, out = run.vocabulary, run.out
-    ids = torch.from_numpy(v.token_ids)
-    nano = write_compact(out / "nano.safetensors", model.config, ids, released_tensors(model), MODEL_LIMIT)
-    write_compact(out / "draft.safetensors", draft.config, ids, released_tensors(draft), SMALL_LIMIT)
+def write_model(run: Run, model: TrainedModel, name: str) -> None:
+    """The compact checkpoint of a model; CheckpointError if it is larger than may be shipped."""
+    limit = MODEL_LIMIT if name == "nano" else SMALL_LIMIT
+    ids = torch.from_numpy(run.vocabulary.token_ids)
+    write_compact(run.out / f"{name}.safetensors", model.config, ids, released_tensors(model), limit)
+
+
+def write(run: Run, report: dict[str, Any], model: TrainedModel, heads: PredictionHeads) -> dict[str, Any]:
+    """The heads, the report and the card; then whether the lab's engine writes what the trained model wrote."""
+    out = run.out
     save_heads(heads, out / "mtp.safetensors")
-    prompts = [a.ids for a in attempt(held_out_set(8, run.seed + 1), lambda prompts: [[] for _ in prompts])]
-    report["served"] = served_agreement(nano, model, v, prompts, run.settings.answer_tokens)
     report["bytes"] = {file.name: file.stat().st_size for file in sorted(out.glob("*.safetensors"))}
-    report["wall_seconds"] = time.monotonic() - run.began
-    (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(model_card(report), encoding="utf-8")
+    write_json(out / "evaluation.json", report)
+    prompts = [prompt_of(d) for d in held_out_set(SERVED_PROMPTS, run.seed + 1)]
+    report["served"] = served_agreement(
+        out / "nano.safetensors", model, run.vocabulary, prompts, min(SERVED_TOKENS, run.settings.answer_tokens)
+    )
+    report["wall_seconds"] = time.monotonic() - run.began
+    write_json(out / "evaluation.json", report)
     run.log(event="end", wall_seconds=report["wall_seconds"], well_formed=report["well_formed"]["share"],
             exact_match=report["exact_match"]["all"]["share"],
             served=min(s["share"] for s in report["served"].values()))

@@ -1,8 +1,8 @@
 """Does the lab's own engine, on the expanded checkpoint, write what the trained model wrote?
 
 The whole way is walked: compact file, expansion to the standard checkpoint, its reader, the served model, its engine
-with caches. Both sides compute in fp32 from the same stored weights, so greedy tokens must be the same ones, but for a
-tie within rounding.
+with caches. Both sides compute in fp32 on the CPU from the same stored weights, so greedy tokens must be the same ones,
+but for a tie within rounding.
 """
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def served_agreement(
 ) -> dict[str, dict[str, float | int]]:
     """For each layout, how many prompts the served model continues with exactly the trained model's tokens.
 
-    file: the compact checkpoint of `model`. limit: new tokens. The model computes in fp32 here.
+    file: the compact checkpoint of `model`, which is in stored form. limit: new tokens. Leaves the model on the CPU, in
+    fp32.
     """
-    dtype, model.dtype, model.stored = model.dtype, torch.float32, True
+    model.to("cpu").dtype = torch.float32
     mine = writer(model, vocabulary, limit, "reference")(list(prompts))
-    model.dtype = dtype
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for layout in layouts:
             path = expand(file, Path(folder) / layout, layout)
-            engine = Engine(load_model(path, model.embedding.device, torch.float32))
+            engine = Engine(load_model(path, "cpu", torch.float32))
             done = engine.complete(prompts, SamplingParams(temperature=0, max_new_tokens=limit))
             found[layout] = share(sum(list(d.tokens) == m for d, m in zip(done, mine, strict=True)), len(mine))
     return found

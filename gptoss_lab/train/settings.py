@@ -28,7 +28,7 @@ class Settings:
     shares: tuple[float, float, float] = (0.80, 0.06, 0.14)
     steps: tuple[int, int, int] | None = None
     muon: float = 0.02
-    adamw: float = 0.003
+    adamw: float = 0.006
     warmup: int = 100
     decay_from: float = 0.5
     quantise_from: float = 0.75

@@ -3,16 +3,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from gptoss_lab.train.attention import packed
+from gptoss_lab.train.attention import Attend, packed, to_device
 from gptoss_lab.train.batches import Batch
 from gptoss_lab.train.model import TrainedModel
 from gptoss_lab.train.mtp import PredictionHeads, heads_loss
 
 
-def on_device(model: TrainedModel, batch: Batch, form: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
+def on_device(model: TrainedModel, batch: Batch, form: str) -> tuple[torch.Tensor, torch.Tensor, Attend]:
     """(rows, positions, attend) of a batch, where the model is."""
     device = model.embedding.device
     rows, positions = (_moved(x, device) for x in (batch.rows, batch.positions))
@@ -31,7 +32,7 @@ class ModelTrainee:
         rows, positions, attend = on_device(self.model, batch, self.form)
         hidden, balance = self.model(rows, positions, attend)
         at = _moved(batch.places(), rows.device)
-        logits, target = self.model.logits(hidden[at]), rows[at + 1]
+        logits, target = self.model.logits(hidden.index_select(0, at)), rows[at + 1]
         loss = functional.cross_entropy(logits, target)
         with torch.no_grad():
             right = (logits.argmax(dim=-1) == target).float().mean()
@@ -48,14 +49,13 @@ class ModelTrainee:
 
 
 class HeadsTrainee:
-    """Heads on a frozen model, which stays in its stored form."""
+    """Heads on a frozen model, which is in its stored form already."""
 
     def __init__(self, heads: PredictionHeads, model: TrainedModel, form: str) -> None:
         self.heads, self.model, self.form = heads, model, form
 
     def loss(self, batch: Batch, quantised: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Mean cross-entropy over the heads; accuracy of each, with the tokens before given."""
-        self.model.stored = True
         rows, positions, attend = on_device(self.model, batch, self.form)
         with torch.no_grad():
             hidden, _ = self.model(rows, positions, attend)
@@ -75,8 +75,7 @@ class HeadsTrainee:
 
 @torch.no_grad()
 def next_token_scores(model: TrainedModel, batches: list[Batch], form: str) -> dict[str, float]:
-    """Mean loss in nats, perplexity and accuracy over all learned tokens of the batches, weights in stored form."""
-    model.stored = True
+    """Mean loss in nats, perplexity and accuracy over all learned tokens of the batches."""
     total = right = count = 0.0
     for batch in batches:
         rows, positions, attend = on_device(model, batch, form)
@@ -89,7 +88,6 @@ def next_token_scores(model: TrainedModel, batches: list[Batch], form: str) -> d
     return {"loss": float(loss), "perplexity": float(loss.exp()), "accuracy": right / count, "tokens": count}
 
 
-def _moved(array: Any, device: torch.device) -> torch.Tensor:
-    """An integer array on the device as int64, without waiting for the copy on a GPU."""
-    tensor = torch.from_numpy(array).long()
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def _moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An integer array on the device as int64."""
+    return to_device(torch.from_numpy(array).long(), device)

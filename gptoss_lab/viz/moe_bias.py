@@ -74,7 +74,7 @@ def costs_figure(tokens: Sequence[int], experts_per_token: int, n: int, k: int, 
     return style.finish(
         fig, f"At {tokens[-1]:,} tokens a second pass costs {share['second pass'][-1]:.0f} %, the accumulator "
              f"{share['accumulator'][-1]:.2f} %",
-        "modelled", f"gate/up product of {experts} experts, {k} to {n}; H200 datasheet rates; nothing hidden, no launch counted",
+        "modelled", f"gate/up product of {experts} experts, {k} to {n}; H200 datasheet rates, nothing hidden",
         height=440, legend={"y": -0.24})
 
 

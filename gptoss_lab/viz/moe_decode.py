@@ -27,7 +27,7 @@ def figure(configs: Sequence[ModelConfig], batches: Sequence[int] = BATCHES) -> 
     for config, colour, dash in zip(configs, (style.GREEN, style.PURPLE), ("solid", "dash"), strict=True):
         share = [100 * expected_distinct_experts(config, b) / config.num_experts for b in batches]
         fig.add_scatter(x=list(batches), y=share, mode="lines+markers", line={"color": colour, "dash": dash}, row=1,
-                        col=1, name=config.name, hovertemplate="batch %{x}: %{y:.1f} %<extra>" + config.name + "</extra>")
+                        col=1, name=config.name, hovertemplate="batch %{x}: %{y:.1f} %<extra>%{fullData.name}</extra>")
     for form, (name, colour) in FORMS.items():
         amount = [expert_bytes_touched(configs[-1], b, form) / 1e9 for b in batches]
         fig.add_scatter(x=list(batches), y=amount, mode="lines+markers", line={"color": colour}, name=name, row=1,
@@ -39,9 +39,9 @@ def figure(configs: Sequence[ModelConfig], batches: Sequence[int] = BATCHES) -> 
     fig.update_yaxes(title_text="GB", rangemode="tozero", row=1, col=2)
     touched = expected_distinct_experts(configs[-1], 32)
     return style.finish(
-        fig, f"At batch 32 a step of {configs[-1].name} reads {touched:.0f} of {configs[-1].num_experts} experts a layer",
-        "modelled", "even, independent choices; weights, scales and biases of the experts touched", height=430,
-        margin={"t": 104})
+        fig, f"At batch 32 a step of {configs[-1].name} reads {touched:.0f} of {configs[-1].num_experts} experts",
+        "modelled", "in every layer, for even, independent choices; weights, scales and biases of the experts touched",
+        height=430, margin={"t": 104})
 
 
 def bytes_table(config: ModelConfig, batches: Sequence[int] = BATCHES) -> Table:

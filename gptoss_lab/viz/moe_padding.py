@@ -63,7 +63,7 @@ def fit_table(cuts: Iterable[tuple[str, int, int]]) -> Table:
                  ["axis", "size", "block", "blocks", "whole blocks", "extra work, %"])
 
 
-def largest_even_block(size: int, most: int, step: int = 8) -> int:
+def largest_even_block(size: int, most: int, step: int = 64) -> int:
     """The largest block up to `most`, a multiple of `step`, that divides `size`: a GEMM's columns without waste."""
     for block in range(most // step * step, 0, -step):
         if size % block == 0:

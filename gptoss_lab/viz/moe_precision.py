@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -46,6 +47,11 @@ class Pass:
     ids: torch.Tensor
     weights: torch.Tensor
     router_logits: torch.Tensor
+
+    @cached_property
+    def log_probabilities(self) -> torch.Tensor:
+        """[T, V] fp32."""
+        return torch.log_softmax(self.logits, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def rounded(logits: torch.Tensor, experts_per_token: int, dtypes: Sequence[torch
 
 @contextmanager
 def routed_by(model: torch.nn.Module, choose: Chooser) -> Iterator[None]:
-    """Inside, every router answers choose(layer, its logits [T, E], k) -> ids, weights. Forward hooks, taken off after."""
+    """Inside, every router answers choose(layer, its logits [T, E], k) -> ids, weights. Forward hooks do it."""
     hooks = []
     for layer, router in enumerate(m for m in model.modules() if isinstance(m, Router)):
         def replace(module: Router, given: tuple, out: tuple, layer: int = layer) -> tuple:
@@ -114,7 +120,8 @@ def compare(name: str, this: Pass, exact: Pass) -> Effect:
     theirs, exact_order = exact.ids.sort(dim=-1)
     same = (ours == theirs).all(dim=-1)                                 # [L, T]
     error = (this.weights.gather(-1, order) - exact.weights.gather(-1, exact_order)).abs()[same]
-    divergence = torch.cat([_kl(p, q) for p, q in zip(exact.logits.split(32), this.logits.split(32), strict=True)])
+    p, q = exact.log_probabilities, torch.log_softmax(this.logits, dim=-1)
+    divergence = (p.exp() * (p - q)).sum(-1, dtype=torch.float64)       # [T]
     return Effect(
         name, 1 - same.double().mean().item(), error.max().item() if error.numel() else 0.0, divergence.mean().item(),
         (this.logits.argmax(-1) != exact.logits.argmax(-1)).double().mean().item(),
@@ -135,6 +142,7 @@ class Study:
 IN_FP32, IN_BF16 = "bf16 model; router in fp32", "bf16 model; router in bf16, as OpenAI's code"
 REPLAYED = "bf16 model; router in fp32, experts replayed from fp32"
 WEIGHTS_ONLY = "bf16 model; router in fp32, weights rounded to bf16"
+LOGITS_ONLY = "bf16 model; router in fp32, logits rounded to bf16"
 
 
 def study(path: str | Path, ids: torch.Tensor, device: torch.device) -> Study:
@@ -155,8 +163,9 @@ def study(path: str | Path, ids: torch.Tensor, device: torch.device) -> Study:
     plain = observe(model, ids)
     to_exact.append(compare(IN_FP32, plain, exact))
     to_reference.append(compare(IN_FP32, plain, reference))
-    with routed_by(model, round_to(ROUNDINGS["weights"])):
-        to_reference.append(compare(WEIGHTS_ONLY, observe(model, ids), reference))
+    for name, what in ((WEIGHTS_ONLY, "weights"), (LOGITS_ONLY, "logits")):
+        with routed_by(model, round_to(ROUNDINGS[what])):
+            to_reference.append(compare(name, observe(model, ids), reference))
     with routed_by(model, replay(exact.ids)):
         to_exact.append(compare(REPLAYED, observe(model, ids), exact))
     return Study(exact, *({effect.name: effect for effect in effects} for effects in (to_exact, to_reference)))
@@ -182,7 +191,7 @@ def roundings_table(router_logits: torch.Tensor, experts_per_token: int) -> Tabl
     return table(lines, ["in bf16", "expert sets changed, %", "largest weight error", "origin"])
 
 
-def offset_changes(offsets: Sequence[float], num_experts: int, tokens: int = 4096) -> list[float]:
+def offset_changes(offsets: Sequence[float], num_experts: int, tokens: int = 2048) -> list[float]:
     """Share of random tokens whose experts change when logits (normal, plus a common offset) are rounded to bf16.
 
     The offset itself changes no softmax and no choice; it only moves the logits to where bf16 is coarser.
@@ -193,24 +202,19 @@ def offset_changes(offsets: Sequence[float], num_experts: int, tokens: int = 409
 
 
 def offset_figure(
-    experts: Sequence[int] = (16, 32, 128), offsets: Sequence[float] = tuple(range(0, 33, 2))
+    experts: Sequence[int] = (16, 32, 128), offsets: Sequence[float] = tuple(range(0, 35, 2))
 ) -> go.Figure:
     """`offset_changes` for several numbers of experts."""
     fig = go.Figure()
     found = {count: [100 * share for share in offset_changes(offsets, count)] for count in experts}
     for (count, shares), colour in zip(found.items(), (style.GREY, style.GREEN, style.PURPLE), strict=True):
         fig.add_scatter(x=list(offsets), y=shares, mode="lines+markers", name=f"{count} experts",
-                        line={"color": colour}, hovertemplate="offset %{x}: %{y:.2f} %<extra>" + f"{count} experts</extra>")
+                        line={"color": colour}, hovertemplate="offset %{x}: %{y:.2f} %<extra>%{fullData.name}</extra>")
     fig.update_xaxes(title_text="number added to every logit")
     fig.update_yaxes(title_text="tokens with other experts, %", rangemode="tozero")
-    last = found[experts[-1]]
+    first, last = found[experts[-1]][0], found[experts[-1]][-1]
     return style.finish(
-        fig, f"{experts[-1]} experts: bf16 logits change the experts of {last[0]:.1f} % of the tokens, "
-             f"of {last[-1]:.0f} % with an offset of {offsets[-1]:g}",
-        "live", "4,096 tokens with normal logits, 4 experts each; the offset cancels in exact arithmetic")
+        fig, f"{experts[-1]} experts: bf16 logits change the experts of {first:.1f} % of the tokens, "
+             f"of {last:.0f} % with an offset of {offsets[-1]:g}",
+        "live", "2,048 tokens with normal logits, 4 experts each; the offset cancels in exact arithmetic")
 
-
-def _kl(exact: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """[T]: KL of two rows of logits [T, V], in nats."""
-    p, q = torch.log_softmax(exact, -1), torch.log_softmax(other, -1)
-    return (p.exp() * (p - q)).sum(-1, dtype=torch.float64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import plotly.graph_objects as go
 import torch
@@ -23,7 +24,7 @@ from gptoss_lab.viz import style
 BLOCK, STEP = 128, 32
 PLACES = ("registers", "tensor core", "one accumulator")
 HOPPER_BITS = 14
-BITS = tuple(range(10, 25))
+BITS = tuple(range(10, 25, 2))
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,19 @@ class Product:
     w_scale: torch.Tensor
     bias: torch.Tensor
 
+    @cached_property
+    def steps(self) -> torch.Tensor:
+        """[K / 32, R, N] fp64: exact unscaled products of each 32 columns. K is a multiple of 32."""
+        a, w = (x.double().unflatten(1, (-1, STEP)).transpose(0, 1) for x in (self.a, self.w))    # [K / 32, .., 32]
+        return a @ w.transpose(1, 2)
+
     def exact(self) -> torch.Tensor:
         """[R, N] fp64: dequantised product plus bias."""
         a = dequantise_groups(self.a, self.a_scale, dtype=torch.float64)
         return a @ dequantise_blocks(self.w, self.w_scale, dtype=torch.float64).T + self.bias.double()
 
 
-def example(rows: int = 64, n: int = 256, k: int = 2880, bias_size: float = 1.0, seed: int = 0) -> Product:
+def example(rows: int = 64, n: int = 128, k: int = 2880, bias_size: float = 1.0, seed: int = 0) -> Product:
     """Random activations and weights, quantised as the model's are; outputs of size 1, a bias of size `bias_size`."""
     g = torch.Generator().manual_seed(seed)
     a, a_scale = quantise_groups(torch.randn(rows, k, generator=g))
@@ -52,11 +59,10 @@ def example(rows: int = 64, n: int = 256, k: int = 2880, bias_size: float = 1.0,
 
 
 def keep(x: torch.Tensor, bits: int | None) -> torch.Tensor:
-    """x (fp64) cut towards zero to `bits` significant bits; None keeps all."""
+    """x (fp64) cut towards zero to `bits` significant bits of its 53, by its bit pattern; None keeps all."""
     if bits is None:
         return x
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp(torch.trunc(mantissa * 2.0**bits), exponent - bits)
+    return (x.contiguous().view(torch.int64) & -(1 << 53 - bits)).view(torch.float64)
 
 
 def accumulate(p: Product, bias: str | None = "registers", bits: int | None = None) -> torch.Tensor:
@@ -68,16 +74,13 @@ def accumulate(p: Product, bias: str | None = "registers", bits: int | None = No
     """
     if bias not in (None, *PLACES):
         raise ValueError(f"accumulate: bias goes into {bias!r}; one of {', '.join(PLACES)} or None is expected")
-    rows, k = p.a.shape
-    n = p.w.shape[0]
+    rows, n = p.a.shape[0], p.w.shape[0]
     total = torch.zeros(rows, n) + (p.bias if bias == "registers" else 0.0)
-    a, w = p.a.double(), p.w.double()
     running = p.bias.double().expand(rows, n).clone()
-    for block in range(-(-k // BLOCK)):
+    for block, products in enumerate(p.steps.split(BLOCK // STEP)):
         scale = scales(p, block).double()                                      # [R, N]
         part = p.bias / scale if bias == "tensor core" and block == 0 else torch.zeros(rows, n, dtype=torch.float64)
-        for start in range(block * BLOCK, min(k, (block + 1) * BLOCK), STEP):
-            product = a[:, start:start + STEP] @ w[:, start:start + STEP].T
+        for product in products:
             if bias == "one accumulator":
                 running = keep(running + product * scale, bits)
             else:
@@ -113,13 +116,13 @@ def figure(p: Product, bits: Sequence[int] = BITS) -> go.Figure:
                         hovertemplate="%{x} bits: %{y:.1e}<extra>" + name + "</extra>")
     fig.add_hline(y=2**-9, line={"dash": "dot", "color": style.MUTED}, annotation_text="half a step of bf16",
                   annotation_position="top right")
-    fig.add_vline(x=HOPPER_BITS, line={"dash": "dot", "color": style.MUTED}, annotation_text="Hopper, about",
-                  annotation_position="bottom left")
+    fig.add_vline(x=HOPPER_BITS, line={"dash": "dot", "color": style.MUTED}, annotation_text="Hopper: about 14",
+                  annotation_position="top left")
     fig.update_xaxes(title_text="bits the tensor core's accumulator keeps", dtick=2)
     fig.update_yaxes(type="log", title_text="relative error of the sum", exponentformat="power", dtick=1)
     at = list(bits).index(HOPPER_BITS)
     gain = errors["one accumulator"][at] / errors["registers"][at]
     return style.finish(
         fig, f"With {HOPPER_BITS} bits, promotion every {BLOCK} columns makes the sum {gain:.0f} times more exact",
-        "modelled", f"sums cut after every {STEP} columns; {p.a.shape[0]} rows, K = {p.a.shape[1]}, bias as large as the product",
+        "modelled", f"sums cut after every {STEP} columns of K = {p.a.shape[1]}; bias as large as the product",
         height=440)

@@ -65,14 +65,14 @@ def map_figure(ids: torch.Tensor, num_experts: int, align: int) -> go.Figure:
     owner = torch.full((placed.layout.total,), -1)
     owner[placed.row_of.flatten()] = ids.flatten()
     fig = make_subplots(rows=2, cols=1, row_heights=[0.56, 0.44], vertical_spacing=0.3,
-                        subplot_titles=["choices: the row of each (row_of)", "buffer: the token of each row (·: padding)"])
+                        subplot_titles=["choices and their rows (row_of)", "buffer: token of each row, grey is padding"])
     text = [[f"row {r}" for r in column] for column in placed.row_of.T.tolist()]
     names = [f"{n + 1}. choice" for n in range(ids.shape[1])]
     shared = {"colorscale": _steps(num_experts), "zmin": -1.5, "zmax": num_experts - 0.5, "xgap": 2, "ygap": 2,
               "texttemplate": "%{text}", "showscale": False, "textfont": {"color": "white"}}
     fig.add_heatmap(z=ids.T.tolist(), x=list(range(ids.shape[0])), y=names, text=text, row=1, col=1, **shared,
                     hovertemplate="token %{x}, expert %{z}: %{text}<extra></extra>")
-    marks = [str(t) if t >= 0 else "·" for t in placed.token_of.tolist()]
+    marks = [str(t) if t >= 0 else "" for t in placed.token_of.tolist()]
     fig.add_heatmap(z=[owner.tolist()], x=list(range(len(marks))), y=["token"], text=[marks], row=2, col=1, **shared,
                     hovertemplate="row %{x}: token %{text}, expert %{z}<extra></extra>")
     for expert in range(num_experts):
@@ -101,9 +101,9 @@ def rows_figure(tokens: int, num_experts: int, experts_per_token: int, align: in
     fig.update_yaxes(title_text="rows of the buffer")
     real, hit = sum(layout.sizes), sum(size > 0 for size in layout.sizes)
     return style.finish(
-        fig, f"{tokens:,} tokens: {real:,} rows for {hit} of {num_experts} experts, {layout.total:,} in tiles of {align}",
+        fig, f"{tokens:,} tokens: {real:,} rows, {layout.total:,} in tiles of {align}; {hit} of {num_experts} experts",
         "live", f"random tokens, skew {skew:g}; largest expert {100 * max(layout.sizes) / real:.1f} % of the rows",
-        barmode="stack", bargap=0.15, height=400,
+        barmode="stack", bargap=0.15, height=400, legend={"traceorder": "normal"},
     )
 
 

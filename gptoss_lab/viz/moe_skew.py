@@ -46,19 +46,21 @@ def skew_table(config: ModelConfig, tokens: int = 8192, batch: int = 32, ranks: 
 
 
 def figure(config: ModelConfig, tokens: int = 8192, skews: Sequence[float] = SKEWS) -> go.Figure:
-    """Rows of every expert, largest first."""
+    """Rows of every expert, largest first; a line ends where the experts without rows begin."""
     fig = go.Figure()
     e, k = config.num_experts, config.experts_per_token
     largest = 0
     for skew, colour in zip(skews, style.PALETTE, strict=False):
         sizes = sorted(expert_sizes(sampled_ids(tokens, e, k, skew), e), reverse=True)
         largest = max(largest, sizes[0])
-        fig.add_scatter(x=list(range(1, e + 1)), y=sizes, mode="lines", name=f"skew {skew:g}", line={"color": colour},
+        shown = [size or None for size in sizes]                        # an expert without rows has no place on a log axis
+        fig.add_scatter(x=list(range(1, e + 1)), y=shown, mode="lines", name=f"skew {skew:g}", line={"color": colour},
                         hovertemplate="rank %{x}: %{y} rows<extra>skew " + f"{skew:g}</extra>")
     fig.add_hline(y=tokens * k / e, line={"dash": "dot", "color": style.MUTED}, annotation_text="even spread",
                   annotation_position="top right")
     fig.update_xaxes(title_text="expert, by number of rows")
-    fig.update_yaxes(title_text="rows", rangemode="tozero")
+    fig.update_yaxes(type="log", title_text="rows", tickvals=[1, 10, 100, 1000, 10000],
+                     ticktext=["1", "10", "100", "1,000", "10,000"])
     return style.finish(
         fig, f"With skew {skews[-1]:g} one expert gets {largest:,} of {tokens * k:,} rows; even: {tokens * k // e:,}",
         "live", f"{tokens:,} random tokens, {k} of {e} experts each")

@@ -16,6 +16,6 @@ from gptoss_lab.train.dialogues.render import Rendered, prompt_of, render_dialog
 from gptoss_lab.train.dialogues.turn import Context, Turn, held_out, trainable
 
 __all__ = [
-    "Context", "Dialogue", "Opening", "Rendered", "Turn", "held_out", "held_out_dialogue", "prompt_of", "render_dialogue",
-    "trainable", "training_dialogue",
+    "Context", "Dialogue", "Opening", "Rendered", "Turn", "held_out", "held_out_dialogue", "prompt_of",
+    "render_dialogue", "trainable", "training_dialogue",
 ]

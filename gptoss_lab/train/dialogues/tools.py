@@ -17,11 +17,12 @@ WEATHER = Tool("get_weather", "Gets the weather.", {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
 TOOLS = {tool.name: tool for tool in (CALCULATOR, WEATHER)}
 
-CITIES = (
+_CITIES = (
     "Amsterdam Athens Bangkok Beijing Berlin Boston Brussels Cairo Chicago Copenhagen Delhi Dublin Geneva Hamburg "
     "Helsinki Istanbul Jakarta Lagos Lima Lisbon London Madrid Miami Milan Moscow Mumbai Munich Nairobi Oslo Paris "
     "Prague Rome Seattle Seoul Singapore Stockholm Sydney Tokyo Toronto Vienna Warsaw Zurich"
-).split()
+)
+CITIES = tuple(_CITIES.split())
 SKIES = ("sun", "rain", "snow", "clouds", "fog", "wind", "storms", "hail")
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from gptoss_lab.train.dialogues.turn import Context, Turn, answered
 
-WORDS = (
+_WORDS = (
     "apple banana berry bread butter candle castle cherry circle cloud coffee cotton desert dinner dragon engine "
     "family farmer finger flower forest friend garden ginger guitar hammer harbor island jacket kitchen ladder lemon "
     "letter library lion market melon mirror money monkey morning mountain music needle number ocean orange paper "
     "pencil pepper picture planet pocket potato rabbit river rocket school shadow silver sister spring station stone "
     "strawberry street summer sunset table tiger timber tomato tower train valley village violin water whale window "
     "winter yellow zebra"
-).split()
+)
+WORDS = tuple(_WORDS.split())
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

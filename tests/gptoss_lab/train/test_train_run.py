@@ -1,0 +1,87 @@
+"""The whole way, small: train, quantise, heads, draft, evaluate, write, expand, open, serve, card; then resume."""
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gptoss_lab.checkpoint import open_checkpoint
+from gptoss_lab.train import run as run_module
+from gptoss_lab.train.compact import expand
+from gptoss_lab.train.run import main, prepare, train_and_write
+from gptoss_lab.train.settings import SMOKE, Settings
+
+FILES = {"nano.safetensors", "draft.safetensors", "mtp.safetensors", "evaluation.json", "README.md", "train.jsonl"}
+SHORT = replace(SMOKE, tokens=1_024, steps=(16, 2, 2), log_every=4, evaluation=4, answer_tokens=12,
+                vocabulary_sample=300)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    run = prepare(SHORT, out)
+    return out, train_and_write(run, "python -m gptoss_lab.train.run --smoke")
+
+
+def test_everything_is_there_and_the_loss_fell(finished):
+    out, report = finished
+    assert {p.name for p in out.iterdir()} == FILES
+    losses = [row["loss"] for row in map(json.loads, (out / "train.jsonl").read_text().splitlines())
+              if row.get("phase") == "model"]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.5
+    assert json.loads((out / "evaluation.json").read_text()) == report
+    assert report["served"]["hf"]["share"] == report["served"]["original"]["share"] == 1.0
+    assert report["training"]["steps"] == 16 and report["exact_match"]["all"]["count"] == 4
+    assert 0 <= report["draft_agreement"] <= 1 and report["held_out"]["perplexity"] > 1
+
+
+def test_the_models_open(finished, tmp_path):
+    out, _ = finished
+    for name, config in (("nano", SHORT.model), ("draft", SHORT.draft)):
+        opened = open_checkpoint(expand(out / f"{name}.safetensors", tmp_path / name))
+        assert opened.config == config and opened.config.vocab_size == 201_088
+
+
+def test_the_card_has_every_number(finished):
+    out, report = finished
+    card = (out / "README.md").read_text()
+    assert "{" not in card and f"{report['held_out']['perplexity']:.4f}" in card
+    assert "python -m gptoss_lab.train.run --smoke" in card and "| all | " in card
+
+
+def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
+    out, report = finished
+    monkeypatch.setattr(run_module, "run_phase", lambda *a, **k: pytest.fail("a phase was trained again"))
+    before = (out / "nano.safetensors").read_bytes()
+    again = train_and_write(prepare(SHORT, out), "again")
+    assert (out / "nano.safetensors").read_bytes() == before and again["held_out"] == report["held_out"]
+
+
+def test_a_state_of_another_run_is_refused(finished):
+    out, _ = finished
+    with pytest.raises(SystemExit, match="is of another run"):
+        train_and_write(prepare(SHORT, out, seed=1), "other")
+
+
+def test_too_little_time_is_refused(tmp_path):
+    short = replace(Settings(), model=SMOKE.model, draft=SMOKE.draft, vocabulary_sample=100)
+    with pytest.raises(SystemExit, match="nothing is left for training"):
+        train_and_write(prepare(short, tmp_path / "x", minutes=0.1), "x")
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_module, "train_and_write", lambda run, command: print(run.settings == SMOKE, command))
+    assert main(["--out", str(tmp_path / "o"), "--smoke", "--device", "cpu"]) == 0
+    assert "True python -m gptoss_lab.train.run --out" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--smoke"])
+
+
+def test_nothing_that_runs_a_model_imports_training():
+    import subprocess
+    import sys
+
+    code = ("import sys, gptoss_lab.engine, gptoss_lab.model, gptoss_lab.checkpoint, gptoss_lab.harmony, "
+            "gptoss_lab.serve, gptoss_lab.cli; assert not any(m.startswith('gptoss_lab.train') for m in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert torch.__version__

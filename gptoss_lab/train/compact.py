@@ -2,7 +2,7 @@
 
 One safetensors file with Hugging Face names, dtypes and forms as in the released layout (experts MXFP4, all else bf16),
 except that `model.embed_tokens.weight` and `lm_head.weight` have K + 1 rows: those of the K tokens in `token_ids`
-([K] int32, ascending), then one row for every other token. Its metadata holds the config and the form's number.
+([K] int32, ascending), then one row for every other token. Its metadata, `compact`, is JSON with `form` and `config`.
 `expand` writes the standard checkpoint of either layout, all 201,088 rows, through the checkpoint writer: a folder that
 any reader of the released model opens. The compact nano model is 15 MB, the expanded one 110 MB and more.
 
@@ -50,7 +50,7 @@ def write_compact(
     size = sum(t.nbytes for t in data.values())
     if limit is not None and size > limit:
         raise CheckpointError(f"{file}: {size:,} bytes; at most {limit:,} may be shipped")
-    metadata = {"format": "pt", "form": FORM, "config": json.dumps(config.to_hf_dict())}
+    metadata = {"compact": json.dumps({"form": FORM, "config": config.to_hf_dict()})}      # one key: one order of bytes
     part = file.with_name(file.name + ".part")
     save_file(data, part, metadata=metadata)
     part.chmod(0o644)
@@ -62,18 +62,14 @@ def read_compact(file: str | Path) -> tuple[ModelConfig, torch.Tensor, dict[str,
     """(config, token_ids [K] int32, Hugging Face name -> tensor) of a compact file, checked. CheckpointError."""
     try:
         with safe_open(str(file), framework="pt") as source:
-            metadata = source.metadata() or {}
+            metadata = (source.metadata() or {}).get("compact", "{}")
             names = source.keys()
             tensors = {name: source.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from None
-    if metadata.get("form") != FORM or IDS not in tensors:
-        raise CheckpointError(f"{file} is of the form {metadata.get('form')!r}; {FORM!r} is expected")
-    try:
-        raw = json.loads(metadata["config"])
-        config = ModelConfig.from_dict(raw, name=raw.get("name", ""))
-    except (KeyError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"{file}: its config cannot be read: {error}") from None
+    config = _config(file, metadata)
+    if IDS not in tensors:
+        raise CheckpointError(f"{file} lacks {IDS}, which says whose rows it holds")
     ids = tensors.pop(IDS)
     _check(config, ids, {n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}, str(file))
     return config, ids, tensors
@@ -103,6 +99,16 @@ def expand(file: str | Path, target: str | Path, layout: str = "hf") -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return target
+
+
+def _config(file: str | Path, metadata: str) -> ModelConfig:
+    try:
+        raw = json.loads(metadata)
+        if raw.get("form") != FORM:
+            raise CheckpointError(f"{file} is of the form {raw.get('form')!r}; {FORM!r} is expected")
+        return ModelConfig.from_dict(raw["config"], name=raw["config"].get("name", ""))
+    except (KeyError, ValueError, AttributeError, ConfigError) as error:
+        raise CheckpointError(f"{file}: its config cannot be read: {error}") from None
 
 
 def _pieces(name: str, tensor: torch.Tensor, ids: torch.Tensor, vocab_size: int):

@@ -37,7 +37,7 @@ def expert_layer(
     """Sum over each token's experts of weight * (down(swiglu(gate_up(x) + bias)) + bias).
 
     x: [T, H]. ids: [T, k] int64. weights: [T, k] fp32. gate_up: [E, 2 I, H], rows alternating gate and up; down:
-    [E, H, I]; biases [E, 2 I] and [E, H]; all in x's dtype. Returns [T, H] in x's dtype; the sum is fp32.
+    [E, H, I]; biases [E, 2 I] and [E, H]; all in x's dtype. Returns [T, H] in x's dtype; the sum is fp32 at least.
     """
     tokens, k = ids.shape
     experts = gate_up.shape[0]
@@ -47,12 +47,13 @@ def expert_layer(
     inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     ones = functional.pad(x.new_ones(tokens, 1), (0, PAD - 1))
     rows = _Spread.apply(torch.cat([x, ones], dim=1), order, inverse, k)              # [T k, H + 8]
-    wide = torch.cat([gate_up, gate_up_bias[..., None], gate_up.new_zeros(*gate_up.shape[:2], PAD - 1)], dim=-1)
-    h = swiglu(grouped_product(rows, wide, ends), alpha, limit)                       # [T k, I]
+    matrices = torch.cat([gate_up, gate_up_bias[..., None], gate_up.new_zeros(*gate_up.shape[:2], PAD - 1)], dim=-1)
+    h = swiglu(grouped_product(rows, matrices, ends), alpha, limit)                       # [T k, I]
     y = _Permute.apply(grouped_product(h, down, ends), inverse, order)                # [T k, H], token by token
-    total = (y.view(tokens, k, -1).float() * weights[..., None]).sum(dim=1)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = (y.view(tokens, k, -1).to(wide) * weights[..., None]).sum(dim=1)
     dense = (chosen * weights[..., None]).sum(dim=1)                                  # [T, E]
-    return (total + dense @ down_bias.float()).to(x.dtype)
+    return (total + dense.to(wide) @ down_bias.to(wide)).to(x.dtype)
 
 
 def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

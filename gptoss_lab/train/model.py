@@ -76,6 +76,11 @@ class TrainedModel(nn.Module):
             config.head_dim, r.theta, r.factor, r.beta_fast, r.beta_slow, r.original_context, r.truncate,
         ), persistent=False)
 
+    @property
+    def wide(self) -> torch.dtype:
+        """Of router and logits: fp32, or fp64 for tests."""
+        return torch.promote_types(self.dtype, torch.float32)
+
     def weight(self, name: str) -> torch.Tensor:
         """A parameter as it is used: in its stored form if `stored`; still fp32."""
         parameter = self.get_parameter(name)
@@ -110,7 +115,7 @@ class TrainedModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, H] -> [N, rows] fp32; the last entry has log(others) added, so a softmax is the full one."""
-        return functional.linear(hidden, self.weight("unembedding").to(self.dtype)).float() + self.offset
+        return functional.linear(hidden, self.weight("unembedding").to(self.dtype)).to(self.wide) + self.offset
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return self.pointwise.rms_norm(x, self.weight(name), self.config.rms_norm_eps)
@@ -133,8 +138,8 @@ class TrainedModel(nn.Module):
         self, n: int, x: torch.Tensor, observe: Callable[[torch.Tensor], None] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         c, place = self.config, f"layers.{n}"
-        logits = self._linear(x.float(), f"{place}.router")                           # [T, E] fp32
-        ids, weights = route(logits, c.experts_per_token)
+        logits = self._linear(x.to(self.wide), f"{place}.router")                     # [T, E]
+        ids, weights = route(logits, c.experts_per_token, self.wide)
         if observe is not None:
             observe(ids)
         names = ("gate_up", "gate_up_bias", "down", "down_bias")

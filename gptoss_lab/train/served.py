@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from gptoss_lab.engine import Engine, SamplingParams
-from gptoss_lab.harmony import engine_stop_ids
 from gptoss_lab.model import load_model
 from gptoss_lab.train.compact import expand
 from gptoss_lab.train.evaluate import share
@@ -24,7 +23,7 @@ from gptoss_lab.train.vocabulary import Vocabulary
 
 def writer(model: TrainedModel, vocabulary: Vocabulary, limit: int, form: str):
     """Prompts as token ids -> greedy continuations as token ids, by the trained model."""
-    stops = frozenset(int(row) for row in vocabulary.compact(sorted(engine_stop_ids())))
+    stops = frozenset(int(row) for row in vocabulary.compact(model.config.eos_token_ids))
 
     def generate(prompts: list[list[int]]) -> list[list[int]]:
         rows = greedy(model, [vocabulary.compact(p).tolist() for p in prompts], stops, limit, form)
@@ -49,6 +48,7 @@ def served_agreement(
         for layout in layouts:
             path = expand(file, Path(folder) / layout, layout)
             engine = Engine(load_model(path, "cpu", torch.float32))
-            done = engine.complete(prompts, SamplingParams(temperature=0, max_new_tokens=limit))
+            stops = model.config.eos_token_ids          # the original layout does not say them
+            done = engine.complete(prompts, SamplingParams(temperature=0, max_new_tokens=limit, stop_ids=stops))
             found[layout] = share(sum(list(d.tokens) == m for d, m in zip(done, mine, strict=True)), len(mine))
     return found

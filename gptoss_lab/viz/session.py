@@ -5,10 +5,12 @@ model in the released format that is made on the spot. Nothing is downloaded eit
 """
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from gptoss_lab.cache import cache_folder
 from gptoss_lab.checkpoint import Checkpoint, CheckpointError, ensure_nano, open_checkpoint
 from gptoss_lab.checkpoint.convert import MANIFEST_NAME, convert
 from gptoss_lab.checkpoint.nano import trained_nano
+from gptoss_lab.engine import Engine, SamplingParams
+from gptoss_lab.model import load_model
 
 SETTING = "GPTOSS_LAB_CHECKPOINT"
 
@@ -35,6 +39,15 @@ def chosen_checkpoint() -> Path:
 def has_random_weights(path: Path) -> bool:
     """Whether these are the random weights made on the spot, which answer with nonsense."""
     return not os.environ.get(SETTING) and path != trained_nano()
+
+
+def writer(sampling: SamplingParams) -> Callable[[list[int]], list[int]]:
+    """A function from prompt ids to the ids that the chosen checkpoint writes after them.
+
+    For a widget that may never be used: the model is loaded at the first call and kept as long as the function is.
+    """
+    engine = functools.cache(lambda: Engine(load_model(chosen_checkpoint(), device())))
+    return lambda prompt: engine().complete([prompt], sampling)[0].tokens
 
 
 def describe(checkpoint: Checkpoint) -> str:

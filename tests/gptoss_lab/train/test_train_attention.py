@@ -20,7 +20,8 @@ class DenseKernels(FlashKernels):
         dialogue = torch.bucketize(at, self.starts[1:].long(), right=True)
         seen = (dialogue[:, None] == dialogue) & (at[:, None] >= at)
         seen &= True if window is None else at[:, None] - at < window
-        z = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)) / math.sqrt(q.shape[2])
+        keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        z = torch.einsum("qhd,khd->hqk", q, keys) / math.sqrt(q.shape[2])
         return z.masked_fill(~seen, -torch.inf)
 
     def forward(self, q, k, v, window):

@@ -1,4 +1,4 @@
-"""Dialogues: the split by problem, the rendering against gptoss_lab.harmony, what is learned, and that answers are right."""
+"""Dialogues: the split by problem, the rendering against gptoss_lab.harmony, what is learned, right answers."""
 import datetime
 import json
 import random

@@ -7,26 +7,26 @@ from gptoss_kernels.reference.moe import swiglu
 from gptoss_lab.train import experts
 from gptoss_lab.train.experts import balance_loss, choose_product, expert_layer
 
-E, H, I, K, T = 5, 16, 24, 2, 37
+E, H, MIDDLE, K, T = 5, 16, 24, 2, 37
 
 
 def inputs(dtype=torch.float64):
     g = torch.Generator().manual_seed(0)
-    shapes = ((T, H), (E, 2 * I, H), (E, 2 * I), (E, H, I), (E, H))
+    shapes = ((T, H), (E, 2 * MIDDLE, H), (E, 2 * MIDDLE), (E, H, MIDDLE), (E, H))
     x, w1, b1, w2, b2 = (torch.randn(*s, generator=g, dtype=dtype, requires_grad=True) for s in shapes)
     ids = torch.stack([torch.randperm(E - 1, generator=g)[:K] for _ in range(T)])           # the last expert is unused
-    weights = torch.rand(T, K, generator=g, dtype=torch.float32).requires_grad_()
+    weights = torch.rand(T, K, generator=g, dtype=dtype).requires_grad_()
     return x, ids, weights, w1, b1, w2, b2
 
 
 def test_values_and_gradients_are_the_references():
-    x, ids, weights, w1, b1, w2, b2 = inputs(torch.float32)
+    x, ids, weights, w1, b1, w2, b2 = inputs()
     leaves = (x, weights, w1, b1, w2, b2)
     mine = expert_layer(x, ids, weights, w1, b1, w2, b2, alpha=1.702, limit=7.0, swiglu=swiglu)
     right = moe(x, ids, weights, ExpertMatrices("dense", w1), b1, ExpertMatrices("dense", w2), b2)
-    assert torch.allclose(mine, right, atol=2e-5, rtol=0)
+    assert torch.allclose(mine, right, atol=1e-12, rtol=1e-12)
     for a, b in zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (mine, right)), strict=True):
-        assert torch.allclose(a, b, atol=1e-5 * float(b.abs().max()), rtol=0)
+        assert torch.allclose(a, b, atol=1e-12 * float(b.abs().max()), rtol=0)
 
 
 def test_the_grouped_kernel_is_the_loop():

@@ -29,7 +29,7 @@ def test_everything_is_there_and_the_loss_fell(finished):
     losses = [row["loss"] for row in map(json.loads, (out / "train.jsonl").read_text().splitlines())
               if row.get("phase") == "model"]
     assert len(losses) == 4 and losses[-1] < losses[0] - 0.5
-    assert json.loads((out / "evaluation.json").read_text()) == report
+    assert json.loads((out / "evaluation.json").read_text()) == json.loads(json.dumps(report))
     assert report["served"]["hf"]["share"] == report["served"]["original"]["share"] == 1.0
     assert report["training"]["steps"] == 16 and report["exact_match"]["all"]["count"] == 4
     assert 0 <= report["draft_agreement"] <= 1 and report["held_out"]["perplexity"] > 1

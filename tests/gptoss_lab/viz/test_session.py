@@ -73,3 +73,14 @@ def test_a_comparison_that_cannot_be_made_says_why(monkeypatch):
     assert "up to 10 are compared" in peer.obstacle(open_checkpoint(TINY / "hf"))
     monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)
     assert peer.obstacle(open_checkpoint(TINY / "hf")) == "transformers is not installed"
+
+
+def test_a_writer_loads_at_the_first_call_and_once(tiny, monkeypatch):
+    from gptoss_lab.engine import SamplingParams
+
+    loaded, load = [], session.load_model
+    monkeypatch.setattr(session, "load_model", lambda *a: loaded.append(a) or load(*a))
+    write = session.writer(SamplingParams(temperature=0, max_new_tokens=3, stop_ids=()))
+    assert loaded == []
+    first = write([5, 6, 7])
+    assert len(first) == 3 and write([5, 6, 7]) == first and len(loaded) == 1

@@ -104,8 +104,11 @@ def expand(file: str | Path, target: str | Path, layout: str = "hf") -> Path:
 def _config(file: str | Path, metadata: str) -> ModelConfig:
     try:
         raw = json.loads(metadata)
-        if raw.get("form") != FORM:
-            raise CheckpointError(f"{file} is of the form {raw.get('form')!r}; {FORM!r} is expected")
+    except ValueError as error:
+        raise CheckpointError(f"{file}: its metadata is not JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("form") != FORM:
+        raise CheckpointError(f"{file} has no metadata of the form {FORM!r}; a compact checkpoint has")
+    try:
         return ModelConfig.from_dict(raw["config"], name=raw["config"].get("name", ""))
     except (KeyError, ValueError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{file}: its config cannot be read: {error}") from None

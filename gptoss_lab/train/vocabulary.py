@@ -17,6 +17,7 @@ from gptoss_lab.harmony import VOCABULARY_SIZE, encode
 from gptoss_lab.harmony.ids import END_OF_TEXT
 from gptoss_lab.train.dialogues.compose import training_dialogue
 from gptoss_lab.train.dialogues.render import render_dialogue
+from gptoss_lab.train.dialogues.talk import OUTSIDE
 from gptoss_lab.train.dialogues.tools import CITIES, SKIES
 from gptoss_lab.train.dialogues.words import LETTERS, WORDS
 
@@ -62,6 +63,7 @@ def training_vocabulary(sample: int = SAMPLE) -> Vocabulary:
     ids = {END_OF_TEXT}
     for text in (*LETTERS, *WORDS, *CITIES, *SKIES):
         ids.update(encode(f" {text}"), encode(text), encode(f'"{text}"'))
+    ids.update(encode(OUTSIDE))
     for width in (1, 2, 3):
         ids.update(i for n in range(10**width) for i in encode(f"{n:0{width}d}"))
     rng = random.Random("vocabulary")

@@ -91,7 +91,7 @@ def test_a_wrong_file_is_refused_and_nothing_is_written(small, tmp_path, change,
 
 
 def test_what_is_no_compact_file_is_refused(small, tmp_path):
-    with pytest.raises(CheckpointError, match="is of the form None"):
+    with pytest.raises(CheckpointError, match="has no metadata of the form"):
         read_compact(altered(small[0], tmp_path, lambda t: None, metadata=False))
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(small[0].read_bytes()[:-10])

@@ -192,7 +192,7 @@ def disagreement(form: str, device: torch.device, dtype: torch.dtype) -> str | N
             except (RuntimeError, TypeError, AttributeError, ImportError, NotImplementedError) as error:
                 return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         for what, right, mine in zip(("out", "dq", "dk", "dv", "dsinks"), *found, strict=True):
-            off = float((right.float() - mine.float()).abs().max() / right.float().abs().max())
+            off = float(((right - mine).float().abs().max() / right.float().abs().max()).detach())
             if not off < TOLERANCE:
                 return f"{what} is off by {off:.1e} with window {window}"
     return None

@@ -4,7 +4,7 @@ One safetensors file with Hugging Face names, dtypes and forms as in the release
 except that `model.embed_tokens.weight` and `lm_head.weight` have K + 1 rows: those of the K tokens in `token_ids`
 ([K] int32, ascending), then one row for every other token. Its metadata, `compact`, is JSON with `form` and `config`.
 `expand` writes the standard checkpoint of either layout, all 201,088 rows, through the checkpoint writer: a folder that
-any reader of the released model opens. The compact nano model is 15 MB, the expanded one 110 MB and more.
+any reader of the released model opens. The compact nano model is 15 MB, the expanded one 194 MB.
 
 What is lost: nothing. The shared row is repeated as it is, so the expanded model is the compact one to the last bit.
 """

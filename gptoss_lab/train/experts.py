@@ -87,7 +87,8 @@ def choose_product(device: torch.device) -> tuple[bool, str]:
             found.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
         except (RuntimeError, AttributeError, NotImplementedError) as error:
             return False, f"loop: the grouped kernel raised {type(error).__name__}: {str(error)[:200]}"
-    off = max(float((a - b).float().abs().max() / a.float().abs().max()) for a, b in zip(*found, strict=True))
+    pairs = zip(*found, strict=True)
+    off = max(float(((a - b).float().abs().max() / a.float().abs().max()).detach()) for a, b in pairs)
     return (True, "grouped kernel") if off < 2e-2 else (False, f"loop: the grouped kernel is off by {off:.1e}")
 
 

@@ -48,7 +48,7 @@ def draft_agreement(model: TrainedModel, draft: TrainedModel, batches: list[Batc
     for batch in batches:
         rows, positions, attend = on_device(model, batch, form)
         at = torch.from_numpy(batch.places()).to(rows.device)
-        choices = [m.logits(m(rows, positions, attend)[0][at]).argmax(dim=-1) for m in (model, draft)]
+        choices = [m.likeliest(m.logits(m(rows, positions, attend)[0][at])) for m in (model, draft)]
         same += int((choices[0] == choices[1]).sum())
         count += len(at)
     return same / count

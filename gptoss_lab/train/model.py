@@ -117,6 +117,10 @@ class TrainedModel(nn.Module):
         """hidden: [N, H] -> [N, rows] fp32; the last entry has log(others) added, so a softmax is the full one."""
         return functional.linear(hidden, self.weight("unembedding").to(self.dtype)).to(self.wide) + self.offset
 
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """[N, rows] of `logits` -> [N]: the row of the likeliest token; the shared row counts as one token here."""
+        return (logits - self.offset).argmax(dim=-1)
+
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return self.pointwise.rms_norm(x, self.weight(name), self.config.rms_norm_eps)
 

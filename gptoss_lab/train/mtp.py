@@ -73,7 +73,7 @@ def heads_loss(
         state = heads(hidden[at], torch.cat([ahead, pad], dim=1))[j]
         logits, target = model.logits(state), rows[at + 2 + j]
         losses.append(functional.cross_entropy(logits, target))
-        right.append((logits.argmax(dim=-1) == target).float().mean())
+        right.append((model.likeliest(logits) == target).float().mean())
     return torch.stack(losses).mean(), torch.stack(right)
 
 

@@ -12,7 +12,7 @@ import argparse
 import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--attention", choices=("auto", *FORMS), default="auto")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument("--tokens", type=int, help="tokens of a batch")
+    parser.add_argument("--workers", type=int, help="processes that make batches")
+    parser.add_argument("--evaluation", type=int, help="held-out problems at the end")
     parser.add_argument("--smoke", action="store_true", help="a tiny model and few steps: does every step work?")
     given = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "gptoss_lab.train.run", *(sys.argv[1:] if arguments is None else arguments)])
+    chosen = {k: v for k in ("tokens", "workers", "evaluation") if (v := getattr(given, k)) is not None}
+    settings = replace(SMOKE if given.smoke else Settings(), **chosen)
     run = prepare(
-        SMOKE if given.smoke else Settings(), given.out, given.seed, given.device, given.minutes, given.attention,
-        compiled=not given.eager,
+        settings, given.out, given.seed, given.device, given.minutes, given.attention, compiled=not given.eager,
     )
     train_and_write(run, command)
     return 0
@@ -109,8 +113,7 @@ def prepare(
     experts.GROUPED_KERNEL, products = experts.choose_product(where)
     log = Log(out / "train.jsonl")
     log(event="start", seed=seed, gpu=_gpu(where), versions=_versions(), attention=form, why=reason,
-        pointwise=kernels, products=products,
-        vocabulary=vocabulary.shared, seconds=time.monotonic() - began)
+        pointwise=kernels, products=products, vocabulary=vocabulary.shared, seconds=time.monotonic() - began)
     return Run(settings, out, seed, where, dtype, form, vocabulary, log, minutes, began, pointwise)
 
 
@@ -160,8 +163,6 @@ def _phase(
         run.seed * len(PHASES) + index, s.tokens, run.vocabulary, s.model.max_position_embeddings, first=clock.step,
         workers=s.workers,
     )
-    clock.tick()
-    clock.step -= 1
     run_phase(name, trainee, optimiser, batches, clock, s, run.log,
               save=lambda now: write_state(run.state_file, state | {"current": now}))
     state["done"][name] = {k: v for k, v in snapshot(name, trainee, optimiser, clock).items() if k != "optimiser"}

@@ -10,7 +10,7 @@ DRAFT = replace(
     preset("nano"), name="nano-draft", num_layers=3, hidden_size=128, intermediate_size=192, num_experts=8,
     experts_per_token=2, num_heads=4, num_kv_heads=1,
 )
-"""The draft model: the same architecture and vocabulary, 2.4 million parameters besides the embeddings."""
+"""The draft model: the same architecture and vocabulary, 2.0 million parameters besides the embeddings."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Settings:
     evaluation: int = 4_000
     far: int = 100
     answer_tokens: int = 224
-    spare: float = 45.0
-    vocabulary_sample: int = 20_000
+    spare: float = 60.0
+    vocabulary_sample: int = 10_000
 
 
 SMOKE = Settings(

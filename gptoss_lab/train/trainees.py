@@ -35,7 +35,7 @@ class ModelTrainee:
         logits, target = self.model.logits(hidden.index_select(0, at)), rows[at + 1]
         loss = functional.cross_entropy(logits, target)
         with torch.no_grad():
-            right = (logits.argmax(dim=-1) == target).float().mean()
+            right = (self.model.likeliest(logits) == target).float().mean()
         scalars = {"loss": loss.detach(), "accuracy": right, "balance": balance.detach()}
         return loss + self.balance * balance, scalars
 
@@ -82,7 +82,7 @@ def next_token_scores(model: TrainedModel, batches: list[Batch], form: str) -> d
         at = _moved(batch.places(), rows.device)
         logits = model.logits(model(rows, positions, attend)[0][at])
         total += float(functional.cross_entropy(logits, rows[at + 1], reduction="sum"))
-        right += float((logits.argmax(dim=-1) == rows[at + 1]).sum())
+        right += float((model.likeliest(logits) == rows[at + 1]).sum())
         count += len(at)
     loss = torch.tensor(total / count)
     return {"loss": float(loss), "perplexity": float(loss.exp()), "accuracy": right / count, "tokens": count}

@@ -21,7 +21,7 @@ from gptoss_lab.train.dialogues.talk import OUTSIDE
 from gptoss_lab.train.dialogues.tools import CITIES, SKIES
 from gptoss_lab.train.dialogues.words import LETTERS, WORDS
 
-SAMPLE = 20_000
+SAMPLE = 10_000
 """Dialogues whose tokens are collected; what none of them shows is not worth a row."""
 
 

@@ -114,8 +114,8 @@ def figure(p: Product, bits: Sequence[int] = BITS) -> go.Figure:
     for (place, name), colour in zip(names.items(), (style.GREY, style.RED, style.BLUE), strict=True):
         fig.add_scatter(x=list(bits), y=errors[place], mode="lines+markers", name=name, line={"color": colour},
                         hovertemplate="%{x} bits: %{y:.1e}<extra>" + name + "</extra>")
-    fig.add_hline(y=2**-9, line={"dash": "dot", "color": style.MUTED}, annotation_text="half a step of bf16",
-                  annotation_position="top right")
+    fig.add_scatter(x=[bits[0], bits[-1]], y=[2**-9] * 2, mode="lines", name="half a step of bf16", hoverinfo="skip",
+                    line={"dash": "dot", "color": style.MUTED})
     fig.add_vline(x=HOPPER_BITS, line={"dash": "dot", "color": style.MUTED}, annotation_text="Hopper: about 14",
                   annotation_position="top left")
     fig.update_xaxes(title_text="bits the tensor core's accumulator keeps", dtick=2)

@@ -65,7 +65,7 @@ def map_figure(ids: torch.Tensor, num_experts: int, align: int) -> go.Figure:
     owner = torch.full((placed.layout.total,), -1)
     owner[placed.row_of.flatten()] = ids.flatten()
     fig = make_subplots(rows=2, cols=1, row_heights=[0.56, 0.44], vertical_spacing=0.3,
-                        subplot_titles=["choices and their rows (row_of)", "buffer: token of each row, grey is padding"])
+                        subplot_titles=["choices and their rows, row_of", "buffer: its tokens, grey is padding"])
     text = [[f"row {r}" for r in column] for column in placed.row_of.T.tolist()]
     names = [f"{n + 1}. choice" for n in range(ids.shape[1])]
     shared = {"colorscale": _steps(num_experts), "zmin": -1.5, "zmax": num_experts - 0.5, "xgap": 2, "ygap": 2,

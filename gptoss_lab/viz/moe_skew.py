@@ -53,11 +53,11 @@ def figure(config: ModelConfig, tokens: int = 8192, skews: Sequence[float] = SKE
     for skew, colour in zip(skews, style.PALETTE, strict=False):
         sizes = sorted(expert_sizes(sampled_ids(tokens, e, k, skew), e), reverse=True)
         largest = max(largest, sizes[0])
-        shown = [size or None for size in sizes]                        # an expert without rows has no place on a log axis
+        shown = [size or None for size in sizes]                        # no rows, no place on a log axis
         fig.add_scatter(x=list(range(1, e + 1)), y=shown, mode="lines", name=f"skew {skew:g}", line={"color": colour},
                         hovertemplate="rank %{x}: %{y} rows<extra>skew " + f"{skew:g}</extra>")
-    fig.add_hline(y=tokens * k / e, line={"dash": "dot", "color": style.MUTED}, annotation_text="even spread",
-                  annotation_position="top right")
+    fig.add_scatter(x=[1, e], y=[tokens * k / e] * 2, mode="lines", name="even spread", hoverinfo="skip",
+                    line={"dash": "dot", "color": style.MUTED})
     fig.update_xaxes(title_text="expert, by number of rows")
     fig.update_yaxes(type="log", title_text="rows", tickvals=[1, 10, 100, 1000, 10000],
                      ticktext=["1", "10", "100", "1,000", "10,000"])

@@ -78,7 +78,7 @@ def _dialogue(
     rng: random.Random, long: bool, final: Callable[[Turn], bool], tokens: tuple[int, int] = LONG_TOKENS
 ) -> Dialogue:
     effort = rng.choice(EFFORTS)
-    today = datetime.date(2024, 1, 1) + datetime.timedelta(rng.randint(0, 1095)) if rng.random() < 0.7 else None
+    today = datetime.date(2024, 1, 1) + datetime.timedelta(rng.randint(0, 3287)) if rng.random() < 0.7 else None
     tools = frozenset() if long else frozenset(rng.choice(_TOOL_SETS))
     opening = Opening(effort, today, tools, brief=rng.random() < 0.2)
     base = Context(rng, effort, opening.brief, tools, today)

@@ -53,23 +53,23 @@ def add_steps(a: int, b: int, full: bool) -> str:
 
 
 def subtract_steps(a: int, b: int, full: bool) -> str:
-    """The steps of a - b for a >= b: "tens: 2-1=1, borrow, 11-8=3." or, not full, "2-1=1, 11-8=3"."""
+    """The steps of a - b for a >= b: "tens: 2-1=1, borrow, 11-8=3." or, not full, one fact for each place, "12-1-8=3".
+    """
     facts, borrow, other = [], 0, digits(b)
     for place, top in enumerate(digits(a)):
-        words = []
-        if borrow:
-            words.append(f"{top}-1={top - 1}")
-            top -= 1
-        below = other[place] if place < len(other) else 0
-        borrow = int(top < below)
-        if borrow:
-            words += ["borrow"] if full else []
-            top += 10
-        if place < len(other) or borrow:
-            words.append(f"{top}-{below}={top - below}")
-        elif not words:
-            words.append(str(top))
-        facts.append(f"{PLACES[place]}: {', '.join(words)}." if full else ", ".join(words))
+        taken, below = borrow, other[place] if place < len(other) else None
+        borrow = int(top - taken < (below or 0))
+        if full:
+            words = [f"{top}-1={top - 1}"] if taken else []
+            words += ["borrow"] if borrow else []
+            left = top - taken + 10 * borrow
+            if below is not None or borrow:
+                words.append(f"{left}-{below or 0}={left - (below or 0)}")
+            facts.append(f"{PLACES[place]}: {', '.join(words or [str(top)])}.")
+        else:
+            parts = [top + 10 * borrow, *([1] if taken else []), *([] if below is None else [below])]
+            value = parts[0] - sum(parts[1:])
+            facts.append("-".join(map(str, parts)) + (f"={value}" if len(parts) > 1 else ""))
     return _join(facts, full)
 
 

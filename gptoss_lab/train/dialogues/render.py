@@ -10,11 +10,12 @@ Rendering a system message through the library takes 0.3 ms and there are few of
 """
 from __future__ import annotations
 
+import datetime
 import functools
 import random
 from dataclasses import dataclass
 
-from gptoss_lab.harmony import Message, encode, prompt_header, prune, render, render_message
+from gptoss_lab.harmony import Message, encode, prompt_header, prune, render_message
 from gptoss_lab.harmony.ids import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from gptoss_lab.train.dialogues.compose import Dialogue, Opening
 
@@ -34,11 +35,6 @@ class Rendered:
         self.ids += ids
         self.learned += [learned] * len(ids)
 
-    @property
-    def prompt(self) -> list[int]:
-        """The ids before the first learned one."""
-        return self.ids[: self.learned.index(True)]
-
 
 def render_dialogue(dialogue: Dialogue, rng: random.Random | None = None) -> Rendered:
     """The whole dialogue, the last turn and its answer included. rng: chooses calls in the library's form, else none.
@@ -46,7 +42,10 @@ def render_dialogue(dialogue: Dialogue, rng: random.Random | None = None) -> Ren
     A last answer ends with <|return|>, an earlier one with <|end|>, as in stored history.
     """
     out = Rendered([], [])
-    out.add(_opening(dialogue.opening), False)
+    opening = dialogue.opening
+    out.add(_system(opening.effort, opening.today, bool(opening.tools)), False)
+    if opening.tools or opening.brief:
+        out.add(_developer(opening.tools, opening.brief), False)
     plain = all(len(turn.steps) == 1 for turn in dialogue.turns)
     for turn in dialogue.turns[:-1]:
         out.add(_text("user", turn.question), False)
@@ -102,8 +101,13 @@ def _foreign(steps: tuple[Message, ...], rng: random.Random | None) -> int:
 
 
 @functools.lru_cache(maxsize=50_000)
-def _opening(opening: Opening) -> tuple[int, ...]:
-    return tuple(render(opening.messages, next_role=None))
+def _system(effort: str, today: datetime.date | None, functions: bool) -> tuple[int, ...]:
+    return tuple(render_message(Opening(effort, today).messages[0], has_functions=functions))
+
+
+@functools.cache
+def _developer(tools: frozenset[str], brief: bool) -> tuple[int, ...]:
+    return tuple(render_message(Opening("low", None, tools, brief).messages[1], has_functions=bool(tools)))
 
 
 @functools.cache

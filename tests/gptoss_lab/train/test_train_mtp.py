@@ -48,7 +48,7 @@ def test_a_repeating_text_is_learned_and_the_model_untouched():
         loss, scalars = trainee.loss(batch(), quantised=True)
         loss.backward()
         optimiser.step(1.0)
-    assert scalars["accuracy_2"] == 1 and scalars["accuracy_3"] == 1 and float(loss) < 0.1
+    assert scalars["accuracy_2"] == 1 and scalars["accuracy_3"] == 1 and loss.item() < 0.1
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 

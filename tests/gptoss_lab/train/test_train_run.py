@@ -3,7 +3,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from gptoss_lab.checkpoint import open_checkpoint
 from gptoss_lab.train import run as run_module
@@ -73,6 +72,9 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_module, "train_and_write", lambda run, command: print(run.settings == SMOKE, command))
     assert main(["--out", str(tmp_path / "o"), "--smoke", "--device", "cpu"]) == 0
     assert "True python -m gptoss_lab.train.run --out" in capsys.readouterr().out
+    monkeypatch.setattr(run_module, "train_and_write", lambda run, command: print(run.settings.tokens))
+    assert main(["--out", str(tmp_path / "o"), "--smoke", "--device", "cpu", "--tokens", "640"]) == 0
+    assert "640" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["--smoke"])
 
@@ -84,4 +86,3 @@ def test_nothing_that_runs_a_model_imports_training():
     code = ("import sys, gptoss_lab.engine, gptoss_lab.model, gptoss_lab.checkpoint, gptoss_lab.harmony, "
             "gptoss_lab.serve, gptoss_lab.cli; assert not any(m.startswith('gptoss_lab.train') for m in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert torch.__version__

@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from gptoss_lab.cache import cache_folder
+from gptoss_lab.checkpoint.compact import expand
 from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.reader import open_checkpoint
 from gptoss_lab.checkpoint.synth import synth
@@ -15,27 +17,36 @@ _FORM = 1           # raise when `synth` gives other weights for the same seed
 
 
 def trained_nano() -> Path | None:
-    """`data/nano` of this checkout when it holds a checkpoint, else None."""
-    folder = Path(__file__).resolve().parents[2] / "data" / "nano"
-    return folder if (folder / "config.json").is_file() else None
+    """The compact file of the trained nano in `data/nano` of this checkout (see compact.py), or None."""
+    file = Path(__file__).resolve().parents[2] / "data" / "nano" / "nano.safetensors"
+    return file if file.is_file() else None
 
 
 def ensure_nano(seed: int = 0) -> Path:
-    """The folder of a nano checkpoint (178 MB, the full vocabulary), made at first use.
+    """The folder of a nano checkpoint in the released form (about 190 MB, the full vocabulary), made at first use.
 
-    Two processes may ask at once: each writes its own folder and the first to finish gives it the name. The name
-    holds a digest of the configuration, so a changed preset makes a new one. seed: of the random weights; the trained
-    one has no seed.
+    The trained one, expanded from its compact file, if there is one, else random weights. The folder's name holds a
+    digest of what it is made from, so a changed preset or file makes a new one. seed: of the random weights.
     """
     trained = trained_nano()
     if trained is not None:
-        return trained
+        digest = hashlib.sha256(trained.read_bytes()).hexdigest()[:12]
+        return _made_once(cache_folder() / f"nano-trained-{digest}", lambda path: expand(trained, path))
     config = preset("nano")
     digest = hashlib.sha256(json.dumps([_FORM, config.to_hf_dict()], sort_keys=True).encode()).hexdigest()[:8]
-    path = cache_folder() / f"nano-seed{seed}-{digest}"
+    return _made_once(
+        cache_folder() / f"nano-seed{seed}-{digest}", lambda path: synth(config, path, seed=seed)
+    )
+
+
+def _made_once(path: Path, make: Callable[[Path], object]) -> Path:
+    """The checkpoint at `path`, made there if it is absent.
+
+    Two processes may ask at once: each writes its own folder and the first to finish gives it the name.
+    """
     if not path.exists():
         try:
-            synth(config, path, seed=seed)
+            make(path)
         except CheckpointError:
             if not path.exists():
                 raise

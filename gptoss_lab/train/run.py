@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from gptoss_lab.checkpoint.compact import write_compact
 from gptoss_lab.checkpoint.writer import write_json
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.train import experts
 from gptoss_lab.train.attention import FORMS, choose_form
 from gptoss_lab.train.batches import stream
 from gptoss_lab.train.card import model_card
-from gptoss_lab.train.compact import write_compact
 from gptoss_lab.train.dialogues import prompt_of
 from gptoss_lab.train.dialogues.words import WORDS
 from gptoss_lab.train.evaluate import attempt, held_out_set, summary

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from gptoss_lab.checkpoint.compact import expand
 from gptoss_lab.engine import Engine, SamplingParams
 from gptoss_lab.model import load_model
-from gptoss_lab.train.compact import expand
 from gptoss_lab.train.evaluate import share
 from gptoss_lab.train.generate import greedy
 from gptoss_lab.train.model import TrainedModel

@@ -36,9 +36,9 @@ def chosen_checkpoint() -> Path:
     return Path(named)
 
 
-def has_random_weights(path: Path) -> bool:
-    """Whether these are the random weights made on the spot, which answer with nonsense."""
-    return not os.environ.get(SETTING) and path != trained_nano()
+def has_random_weights() -> bool:
+    """Whether the chosen checkpoint is the random one made on the spot, which answers with nonsense."""
+    return not os.environ.get(SETTING) and trained_nano() is None
 
 
 def writer(sampling: SamplingParams) -> Callable[[list[int]], list[int]]:
@@ -53,7 +53,7 @@ def writer(sampling: SamplingParams) -> Callable[[list[int]], list[int]]:
 def describe(checkpoint: Checkpoint) -> str:
     """One line: which model, in which layout, how much of it, and whether its weights mean anything. No local path."""
     kind = f"the weights of {SETTING}" if os.environ.get(SETTING) else "trained weights"
-    kind = "random weights" if has_random_weights(checkpoint.path) else kind
+    kind = "random weights" if has_random_weights() else kind
     return (f"{checkpoint.config.name}, {checkpoint.layout} layout, {len(checkpoint.specs)} tensors, "
             f"{checkpoint.nbytes:,} bytes, {kind}")
 

@@ -198,6 +198,13 @@ def test_nano_lost_race(tiny_nano, monkeypatch):
     assert open_checkpoint(path).config == SMALL and list(path.parent.iterdir()) == [path]
 
 
-def test_nano_prefers_the_trained_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(nano, "trained_nano", lambda: tmp_path)
-    assert nano.ensure_nano() == tmp_path
+def test_nano_prefers_the_trained_one(tiny_nano, monkeypatch, tmp_path):
+    """It is expanded once, and again when its file has changed."""
+    file, made = tmp_path / "nano.safetensors", []
+    monkeypatch.setattr(nano, "trained_nano", lambda: file)
+    monkeypatch.setattr(nano, "expand", lambda source, target: made.append(source) or synth(SMALL, target))
+    file.write_bytes(b"one")
+    first = nano.ensure_nano()
+    assert nano.ensure_nano() == first and made == [file] and open_checkpoint(first).config == SMALL
+    file.write_bytes(b"two")
+    assert nano.ensure_nano() != first and len(made) == 2

@@ -5,8 +5,8 @@ from safetensors.torch import load_file, save_file
 from trained import TINY, random_model, vocabulary
 
 from gptoss_lab.checkpoint import CheckpointError, manifest, open_checkpoint
+from gptoss_lab.checkpoint.compact import expand, read_compact, write_compact
 from gptoss_lab.config import preset
-from gptoss_lab.train.compact import expand, read_compact, write_compact
 from gptoss_lab.train.export import released_tensors
 from gptoss_lab.train.model import TrainedModel
 

@@ -2,7 +2,7 @@
 import torch
 from trained import TINY, random_model, vocabulary
 
-from gptoss_lab.train.compact import write_compact
+from gptoss_lab.checkpoint.compact import write_compact
 from gptoss_lab.train.export import released_tensors
 from gptoss_lab.train.generate import _batches, greedy
 from gptoss_lab.train.served import served_agreement

@@ -6,8 +6,8 @@ import torch
 from trained import TINY
 
 from gptoss_lab.checkpoint import open_checkpoint
+from gptoss_lab.checkpoint.compact import expand, write_compact
 from gptoss_lab.model import build_model
-from gptoss_lab.train.compact import expand, write_compact
 from gptoss_lab.train.dialogues import render_dialogue
 from gptoss_lab.train.evaluate import held_out_set
 from gptoss_lab.train.export import released_tensors

@@ -4,9 +4,9 @@ import torch
 from trained import TINY, random_model, vocabulary
 
 from gptoss_lab.checkpoint import open_checkpoint
+from gptoss_lab.checkpoint.compact import expand, write_compact
 from gptoss_lab.model import build_model
 from gptoss_lab.train.attention import packed
-from gptoss_lab.train.compact import expand, write_compact
 from gptoss_lab.train.export import released_tensors
 from gptoss_lab.train.model import Pointwise, TrainedModel
 

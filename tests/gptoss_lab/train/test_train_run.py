@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gptoss_lab.checkpoint import open_checkpoint
+from gptoss_lab.checkpoint.compact import expand
 from gptoss_lab.train import run as run_module
-from gptoss_lab.train.compact import expand
 from gptoss_lab.train.run import main, prepare, train_and_write
 from gptoss_lab.train.settings import SMOKE, Settings
 

@@ -34,9 +34,10 @@ def test_without_a_name_it_is_the_nano_checkpoint(monkeypatch, tmp_path):
     monkeypatch.delenv(session.SETTING, raising=False)
     monkeypatch.setattr(session, "ensure_nano", lambda: tmp_path)
     assert session.chosen_checkpoint() == tmp_path
-    assert session.has_random_weights(tmp_path)
-    monkeypatch.setattr(session, "trained_nano", lambda: tmp_path)
-    assert not session.has_random_weights(tmp_path)
+    monkeypatch.setattr(session, "trained_nano", lambda: None)
+    assert session.has_random_weights()
+    monkeypatch.setattr(session, "trained_nano", lambda: tmp_path / "nano.safetensors")
+    assert not session.has_random_weights()
 
 
 def test_the_fp8_copy_is_made_once_and_accounts_for_every_tensor(tiny, monkeypatch):

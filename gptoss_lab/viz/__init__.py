@@ -16,7 +16,10 @@ from: live (computed here, now), recorded (a file of data/measured), published (
     routing       which experts a prompt visits in each layer
     conversation  a Harmony conversation as coloured tokens
     attention_*   sink attention: readings and steps, splits, share of the sink, StreamingLLM, sources side by side,
-                  the Triton kernels interpreted in a process of their own, timings against their bound
+                  the Triton kernels interpreted, timings against their bound
+    moe_*         MoE: routing and rows, ways to give a bias, promotion, padding, the epilogue, decode, skew, precision
+    interpreter   Triton kernels on the CPU, in a process of their own
+    chat          a conversation with tools that run, and a line to type into
     recorded      result rows as a table that names its machine
     table         rows of words and numbers, shown whole
     peer          the same weights in transformers

@@ -1,7 +1,6 @@
 """The Triton kernels on the CPU, against fp64: small cases in a process of their own.
 
-Triton decides at import whether it compiles or interprets, so a notebook that has imported it cannot change its mind.
-`run` therefore starts a fresh Python with TRITON_INTERPRET=1 that computes the cases below and prints them as JSON.
+`run` starts a fresh Python that computes the cases below (see interpreter.py):
 
     python -m gptoss_lab.viz.attention_interpreter        (with TRITON_INTERPRET=1)
 
@@ -10,11 +9,7 @@ What is compared: the kernel's output with `sink_attention` in fp64. The example
 """
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +18,7 @@ import torch
 from gptoss_kernels.attention import LayerKind, PagedDecode, Prefill
 from gptoss_kernels.reference.attention import sink_attention
 from gptoss_lab.viz.attention_steps import LOGITS, SINK, VALUES
+from gptoss_lab.viz.interpreter import run_module
 from gptoss_lab.viz.table import Table, table
 
 HEADS, KV_HEADS, HEAD_DIM, KEYS, PAGE = 8, 2, 64, 150, 16
@@ -33,25 +29,9 @@ WINDOWS = (None, 128)
 LARGEST = 1e-6      # of the relative error in fp32
 
 
-class InterpreterFailed(RuntimeError):
-    """The process did not end well; the message is the last line it said."""
-
-
-def obstacle() -> str | None:
-    """Why the kernels cannot be interpreted here, or None."""
-    return None if importlib.util.find_spec("triton") else "triton is not installed"
-
-
 def run(timeout: float = 120) -> list[dict[str, Any]]:
     """Every case of `measure`, computed by a fresh process with the interpreter. InterpreterFailed if that fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gptoss_lab.viz.attention_interpreter"], capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise InterpreterFailed(f"the interpreter's process ended with {done.returncode}: {said[-1]}")
-    return json.loads(done.stdout)
+    return run_module("gptoss_lab.viz.attention_interpreter", timeout)
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> Table:

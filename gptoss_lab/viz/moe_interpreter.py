@@ -1,23 +1,19 @@
 """The routing kernel itself on the CPU, in Triton's interpreter, against the reference and a plain sort.
 
-Triton decides at import whether it compiles or interprets, so `run` starts a fresh Python with TRITON_INTERPRET=1 that
-computes the cases below and prints them as JSON.
+`run` starts a fresh Python that computes the cases below (see interpreter.py):
 
     python -m gptoss_lab.viz.moe_interpreter              (with TRITON_INTERPRET=1)
 """
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gptoss_kernels.reference.moe import route as reference_route
+from gptoss_lab.viz.interpreter import run_module
 from gptoss_lab.viz.moe_rows import place
 from gptoss_lab.viz.table import Table, table
 
@@ -26,25 +22,9 @@ TIED = (1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0)
 BATCHES = (5, 20, 150)      # one for each of the kernel's forms: up to 8 tokens, up to 128, more
 
 
-class InterpreterFailed(RuntimeError):
-    """The process did not end well; the message is the last line it said."""
-
-
-def obstacle() -> str | None:
-    """Why the kernel cannot be interpreted here, or None."""
-    return None if importlib.util.find_spec("triton") else "triton is not installed"
-
-
 def run(timeout: float = 120) -> list[dict[str, Any]]:
     """Every case of `measure`, computed by a fresh process with the interpreter. InterpreterFailed if that fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gptoss_lab.viz.moe_interpreter"], capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise InterpreterFailed(f"the interpreter's process ended with {done.returncode}: {said[-1]}")
-    return json.loads(done.stdout)
+    return run_module("gptoss_lab.viz.moe_interpreter", timeout)
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -103,6 +103,7 @@ def _run(app: Any, host: str, port: int, model: str) -> None:
 
     async def run() -> None:
         async with app.state.running():
+            listening.listen(128)  # from here on a client may connect: whoever reads the line below may do so at once
             note(f"{model} at http://{shown}:{listening.getsockname()[1]}/v1")
             config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=5)
             await uvicorn.Server(config).serve(sockets=[listening])

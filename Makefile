@@ -1,5 +1,6 @@
 # make run   execute the notebooks in order on the embedded nano checkpoint, into build/ (also as HTML)
-# make test  every check: style, import rules, unit tests, kernels in the interpreter, kernels for sm_90a, notebooks
+# make test  every check: style, import rules, unit tests, kernels in the interpreter, kernels for sm_90a, notebooks, and
+#            notebook 09 in a browser where Chromium is installed
 # make lab   JupyterLab
 # On an H200: make run STACK=h200 (Python 3.12; installs the GPU extras with the versions that were measured).
 
@@ -15,7 +16,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 REPORTS := build/reports
 
-.PHONY: run test lab lint unit interpreter sm90a notebooks clean
+.PHONY: run test lab lint unit interpreter sm90a notebooks browser clean
 
 run: $(READY)
 	$(BIN)/python -m tools.run_notebooks
@@ -23,14 +24,14 @@ run: $(READY)
 lab: $(READY)
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
-test: lint unit interpreter sm90a notebooks
+test: lint unit interpreter sm90a notebooks browser
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --ignore=tests/browser tests
 
 interpreter: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreter
@@ -44,6 +45,9 @@ notebooks: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -p no:timeout \
 		--junitxml=$(REPORTS)/notebooks.xml notebooks
 	$(BIN)/python -m tools.check_ran $(REPORTS)/notebooks.xml
+
+browser: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
 
 $(READY): pyproject.toml constraints/$(STACK).txt constraints/reference.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

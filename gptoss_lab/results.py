@@ -29,6 +29,7 @@ SUITES = (
 )
 METRICS = (
     "seconds", "ms_per_step", "microseconds", "tflops", "gb_per_s", "tokens_per_second", "bytes", "accuracy", "kl",
+    "loss",
 )
 _NUMBER_OR_NULL = {"type": ["number", "null"]}
 _TEXT_OR_NULL = {"type": ["string", "null"]}

@@ -66,7 +66,7 @@ def synth(
     try:
         for name, group in name_shards(split_shards(specs, shard_bytes or _SHARD_BYTES[layout]), layout).items():
             pieces = [piece for spec in group for piece in _pieces(spec, config, layout)]
-            make = functools.partial(_make, config=config, seed=seed, spread=spread, device=device)
+            make = functools.partial(make_piece, config=config, seed=seed, spread=spread, device=device)
             with Workers(device) as workers, ShardWriter(partial / name, group, checksums=False) as writer:
                 for piece, data in zip(pieces, workers.in_order(make, pieces), strict=True):
                     writer.write(piece.tensor, data)
@@ -154,7 +154,7 @@ def _write_metadata(folder: Path, config: ModelConfig, specs: tuple[TensorSpec, 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Elements start..stop-1 of the Hugging Face tensor `source`, which go to the tensor `tensor` on disk."""
 
     tensor: str
@@ -163,18 +163,18 @@ class _Piece:
     stop: int
 
 
-def _pieces(spec: TensorSpec, config: ModelConfig, layout: str) -> Iterator[_Piece]:
+def _pieces(spec: TensorSpec, config: ModelConfig, layout: str) -> Iterator[Piece]:
     """A tensor in order, in pieces; a fused tensor is its Hugging Face parts one after the other."""
     for name in (spec.name,) if layout == "hf" else hf_parts(spec.name, config):
         count = math.prod(_hf_shapes(config)[name])
         for start in range(0, count, _PIECE):
-            yield _Piece(spec.name, name, start, min(count, start + _PIECE))
+            yield Piece(spec.name, name, start, min(count, start + _PIECE))
 
 
-def _make(
-    piece: _Piece, config: ModelConfig, seed: int, spread: int, device: torch.device | str
+def make_piece(
+    piece: Piece, config: ModelConfig, seed: int, spread: int, device: torch.device | str
 ) -> torch.Tensor:
-    """The elements of one piece, flat."""
+    """The elements of one piece, flat: the same on every device, and whatever the pieces are."""
     name, start, stop = piece.source, piece.start, piece.stop
     key = stream_key(seed, name)
     if name.endswith("_blocks"):

@@ -13,6 +13,7 @@
     serve.py            serve: the JSON API in front of the engine
     turn.py             how a turn is printed while it is written
     results.py          results diff
+    parallel.py         plans, bench comm, bench sweep
     bench.py            bench convert, whole, attention, ...
 """
 from gptoss_lab.cli.main import main

@@ -6,12 +6,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from gptoss_lab.cli import options
 from gptoss_lab.cli.output import note, print_table
+from gptoss_lab.cli.speculation import bench_speculation
+
+if TYPE_CHECKING:
+    from gptoss_lab.bench.fast_model import Subject
 
 bench = typer.Typer(help="Measure on this machine; one JSON line per row.")
 Out = Annotated[Path, typer.Option(help="A .jsonl file that the rows are added to.")]
@@ -22,9 +26,19 @@ Scratch = Annotated[
     Path | None, typer.Option(help="Where large temporary files go. Default: the system's folder for them.")
 ]
 Tokens = Annotated[list[int] | None, typer.Option(help="Prompt lengths of the forward; repeatable. Default: 512.")]
+Experts = Annotated[Literal["fp8", "mxfp4", "dense"], typer.Option(help="Form of the expert weights.")]
+Projections = Annotated[
+    Literal["fp8", "dense"], typer.Option(help="QKV and output projection in FP8, or as the model's numbers.")
+]
+Checkpoint = Annotated[Path | None, typer.Option(help="Its weights. Default: random ones, made in memory.")]
+Seconds = Annotated[float | None, typer.Option(min=1, help="Begin no case that would end later than this.")]
+Check = Annotated[bool, typer.Option(help="First compare a few layers with the plain forward.")]
+Batches = Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; repeatable. Default: the table's.")]
 KERNELS = {
     "attention": "Check, then time, attention with sinks on this GPU: every backend and its peers, interleaved.",
+    "layer": "Check, then time, the small kernels and dense products of a layer on this GPU, in both forms.",
     "moe": "Check, then time, the mixture of experts on this GPU: every backend and its peers, interleaved.",
+    "tune": "Check, then time, kernels on this GPU launched as for hidden size 7168 and as chosen for 2880.",
 }
 RATES = ("tflops", "gb_per_s", "tokens_per_second", "accuracy")
 """Metrics of which more is better."""
@@ -70,6 +84,75 @@ def bench_whole(
     _finish(measure(config, scratch or Path(tempfile.gettempdir()), where, tuple(tokens or (512,))), out)
 
 
+@bench.command("prefill")
+def bench_prefill(
+    model: Model = "gpt-oss-20b",
+    experts: Experts = "fp8",
+    projections: Projections = "fp8",
+    tokens: Annotated[list[int] | None, typer.Option(min=2, help="Prompt lengths; repeatable. Default: all.")] = None,
+    batch: Batches = None,
+    layers: Layers = None,
+    repetitions: Repetitions = 5,
+    seconds: Seconds = None,
+    check: Check = True,
+    device: options.Device = "auto",
+    checkpoint: Checkpoint = None,
+    out: Out = Path("results/prefill.jsonl"),
+) -> None:
+    """Time whole prompts, from token ids to logits, against the bound and the published times."""
+    from gptoss_lab.bench import prefill
+
+    cases = prefill.CASES
+    if tokens or batch:
+        cases = tuple(prefill.Prompt(n, b) for n in tokens or (8192,) for b in batch or (1,))
+    prefill.run(subject_of(model, layers, experts, projections, device, checkpoint), out, cases,
+                repetitions=repetitions, seconds=seconds, checked=check)
+    note(f"rows added to {out}")
+
+
+@bench.command("decode")
+def bench_decode(
+    model: Model = "gpt-oss-20b",
+    experts: Experts = "fp8",
+    projections: Projections = "dense",
+    tokens: Annotated[list[int] | None, typer.Option(min=2, help="Lengths so far; repeatable. Default: all.")] = None,
+    batch: Batches = None,
+    layers: Layers = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed.")] = 32,
+    kv: Annotated[Literal["same", "fp8"], typer.Option(help="Keys and values: as the model's, or e4m3.")] = "same",
+    seconds: Seconds = None,
+    check: Check = True,
+    device: options.Device = "auto",
+    checkpoint: Checkpoint = None,
+    out: Out = Path("results/decode.jsonl"),
+) -> None:
+    """Time steps of decode in CUDA graphs, host work included, against the bound."""
+    from gptoss_lab.bench import decode
+
+    cases = decode.CASES
+    if tokens or batch:
+        cases = tuple(decode.Batch(n, b) for n in tokens or (8192,) for b in batch or (1,))
+    decode.run(subject_of(model, layers, experts, projections, device, checkpoint), out, cases, steps=steps,
+               seconds=seconds, checked=check, kv_form=kv)
+    note(f"rows added to {out}")
+
+
+def subject_of(
+    model: str, layers: int | None, experts: str, projections: str, device: str, checkpoint: Path | None
+) -> Subject:
+    """What a bench of the fast forward measures, from the options of its command."""
+    from gptoss_lab.bench.fast_model import Subject
+    from gptoss_lab.checkpoint import open_checkpoint
+    from gptoss_lab.cli.loading import pick_device
+
+    config = options.known_preset(model) if checkpoint is None else open_checkpoint(checkpoint).config
+    if layers is not None:
+        if checkpoint is not None:
+            raise typer.BadParameter("a checkpoint is measured whole", param_hint="--layers")
+        config = config.with_layers(layers)
+    return Subject(config, experts, projections, pick_device(device), checkpoint)
+
+
 def _kernels(name: str) -> Callable[..., None]:
     """The command of a suite of kernels: `gptoss_lab.bench.<name>` with CASES, each with a name, and `run`."""
 
@@ -85,6 +168,7 @@ def _kernels(name: str) -> Callable[..., None]:
     return command
 
 
+bench.command("speculation")(bench_speculation)
 for _name, _help in KERNELS.items():
     if importlib.util.find_spec(f"gptoss_lab.bench.{_name}") is not None:
         bench.command(_name, help=_help)(_kernels(_name))

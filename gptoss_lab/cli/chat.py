@@ -48,6 +48,7 @@ def chat(
     checkpoint: options.Checkpoint = None,
     device: options.Device = "auto",
     dtype: options.Precision = "auto",
+    forward: options.Forward = "auto",
 ) -> None:
     """Talk to a model; its answer streams. Ends at the end of the input (Ctrl-D)."""
     from gptoss_lab.cli.loading import choose_checkpoint, load
@@ -61,7 +62,7 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         max_new_tokens=default if max_tokens is None else max_tokens, stop_ids=tuple(sorted(engine_stop_ids())),
     )
-    engine = load(path, device, dtype)
+    engine = load(path, device, dtype, forward=forward)
     if random:
         note("the weights are random: the answer is noise, only the machinery is real")
     for text in _turns(once):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gptoss_lab.cli import bench, chat, checkpoints, generation, machine, results, serve
+from gptoss_lab.cli import bench, chat, checkpoints, cost, generation, machine, parallel, profile, results, serve
 from gptoss_lab.cli.errors import OneLine
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
@@ -23,8 +23,11 @@ app.command("convert")(checkpoints.convert)
 app.command("generate")(generation.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
+app.command("profile")(profile.profile)
 app.add_typer(results.results, name="results")
 app.add_typer(bench.bench, name="bench")
+parallel.register(app, bench.bench)
+app.add_typer(cost.cost, name="cost")
 
 
 @app.callback()

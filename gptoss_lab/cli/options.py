@@ -20,6 +20,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU
 Precision = Annotated[
     Literal["auto", "bfloat16", "float32"], typer.Option("--dtype", help="Of activations and cache; auto is bfloat16.")
 ]
+Forward = Annotated[
+    Literal["auto", "plain", "fast"],
+    typer.Option("--forward", help="The plain model, or the fast one in fused kernels; auto: fast on a Hopper GPU."),
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy, 1 the model's own distribution.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens that together reach p; 1 keeps all.")]

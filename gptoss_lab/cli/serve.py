@@ -25,7 +25,7 @@ Batch = Annotated[int, typer.Option(min=1, help="Answers written at once.")]
 Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait beyond those.")]
 Timeout = Annotated[float, typer.Option(help="Seconds for a whole answer.")]
 Positions = Annotated[int | None, typer.Option(
-    min=1, help="Tokens that all caches together may come to hold. Default: batch times context.")]
+    min=1, help="Tokens that all caches together can hold. Default: what fits on a GPU, no limit on the CPU.")]
 
 
 def serve(
@@ -43,9 +43,10 @@ def serve(
     checkpoint: options.Checkpoint = None,
     device: options.Device = "auto",
     dtype: options.Precision = "auto",
+    forward: options.Forward = "auto",
 ) -> None:
     """Answer /v1/chat/completions and /v1/responses until interrupted. The engine runs in its own process."""
-    from gptoss_lab.cli.loading import choose_checkpoint, pick_device
+    from gptoss_lab.cli.loading import choose_checkpoint, pick_device, tells
     from gptoss_lab.config import ModelConfig
 
     library = _library()
@@ -57,7 +58,9 @@ def serve(
         default_tokens=max_tokens or (RANDOM_TOKENS if random else TRAINED_TOKENS),
     )
     precision = "bfloat16" if dtype == "auto" else dtype
-    build = functools.partial(library.load_loop, str(path), str(pick_device(device)), precision, batch, positions)
+    where = pick_device(device)
+    build = functools.partial(library.load_loop, str(path), str(where), precision, batch, positions, forward=forward,
+                              say=note if tells(where, forward) else None)
     if random:
         note("the weights are random: answers are noise, only the machinery is real")
     if api_key is None and not _is_loopback(host):

@@ -3,7 +3,8 @@
 A bound divides bytes by a rate and FLOPs by a rate, so everything rests on five numbers per GPU. `H200` holds the
 datasheet's: nothing can beat them, which is what makes a bound a bound. `H200_MEASURED` holds what a plain copy and a
 large matrix product really reached: a fairer yardstick for a kernel, and no bound. Each number carries its mark
-(published: a datasheet; recorded: one of this project's own runs) and its source; `Hardware.table` lists them.
+(published: a datasheet, or a figure whose readings were not kept; recorded: a result row of this project) and its
+source; `Hardware.table` lists them.
 
 What is lost: clocks. Under sustained load the GPU runs at 1.40 GHz where it starts at 1.98, and compute rates fall with
 it; the rates here are those of a rested GPU.
@@ -93,6 +94,7 @@ H200_MEASURED = Hardware(
         "memory_bytes_per_second": Source("recorded", f"device copy, bytes read and written; {_ROWS}"),
         "bf16_flop_per_second": Source("recorded", f"bf16 matrix product of size 8192, rested clocks; {_ROWS}"),
         "fp8_flop_per_second": Source("recorded", f"fp8 product of size 8192, scales by row, rested clocks; {_ROWS}"),
-        "link_bytes_per_second": Source("recorded", "peer copy over NVLink, measured once; its row was not kept"),
+        "link_bytes_per_second": Source("published", "peer copy over NVLink, raw readings not kept; "
+                                        "data/published/figures.csv"),
     },
 )

@@ -7,19 +7,24 @@
         print(event.sequence, event.token, event.finish)               # finish: None, "stop", "length" or "context"
 
     engine.py           Engine.generate and .complete; checks the input, runs the batch
-    loop.py             Loop: sequences come, go and are cancelled between steps (continuous batching)
+    loop.py             Loop: prompts come and are cancelled at any time (continuous batching)
+    scheduler.py        which sequences take part in a step: admission, preemption, first come first served
+    opening.py          from a checkpoint to a model, plain or fast, with the pages that fit
+    memory.py           what the scheduler asks about memory, and where caches come from
+    timeline.py         a record of what the scheduler did
     request.py          one sequence on its way: its tokens so far and when it ends
     sampling.py         SamplingParams, and from logits to a token as pure functions
-    decoders/           ways of finding the next tokens behind one interface: plain
+    decoders/           ways of finding the next tokens behind one interface: plain, speculative, MTP
     errors.py           PromptError, SamplingError, LogitsError
 """
 from gptoss_lab.engine.engine import Completion, Engine
 from gptoss_lab.engine.errors import EngineError, LogitsError, PromptError, SamplingError
-from gptoss_lab.engine.loop import Failure, Loop
-from gptoss_lab.engine.request import Event
+from gptoss_lab.engine.loop import Loop
+from gptoss_lab.engine.request import Event, Failure
 from gptoss_lab.engine.sampling import SamplingParams
+from gptoss_lab.engine.timeline import Timeline
 
 __all__ = [
     "Completion", "Engine", "EngineError", "Event", "Failure", "LogitsError", "Loop", "PromptError", "SamplingError",
-    "SamplingParams",
+    "SamplingParams", "Timeline",
 ]

@@ -1,7 +1,8 @@
 """The engine: a batch of prompts as token ids in, an iterator of new token ids out. It knows no text.
 
 All prompts enter together. Every step moves the whole batch on through the decoder; a sequence that is finished leaves
-the batch, and the rest go on without it. Everything about the input is checked before the first step.
+the batch, and the rest go on without it. Where the caches lie in a pool that is too small for all, some wait
+(scheduler.py). Everything about the input is checked before the first step.
 
 Greedy or seeded, what a sequence yields is a function of its own prompt and parameters: its draws do not depend on the
 batch (sampling.py), and its logits only as far as the model's arithmetic rounds differently for another batch shape.
@@ -14,10 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gptoss_lab.engine.decoders import Decoder
-from gptoss_lab.engine.decoders.plain import Model, PlainDecoder
-from gptoss_lab.engine.errors import PromptError, SamplingError
-from gptoss_lab.engine.request import Event, Request
+from gptoss_lab.engine.decoders.cached import Model
+from gptoss_lab.engine.decoders.plain import PlainDecoder
+from gptoss_lab.engine.errors import LogitsError, PromptError, SamplingError
+from gptoss_lab.engine.memory import memory_of
+from gptoss_lab.engine.request import Event, Failure, Request
 from gptoss_lab.engine.sampling import SamplingParams
+from gptoss_lab.engine.scheduler import Scheduler
 
 Sampling = SamplingParams | Sequence[SamplingParams]
 DEFAULT = SamplingParams()
@@ -43,6 +47,7 @@ class Engine:
     def __init__(self, model: Model, decoder: Decoder | None = None) -> None:
         self.config = model.config
         self.decoder = PlainDecoder(model) if decoder is None else decoder
+        self.memory = memory_of(self.decoder)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling = DEFAULT) -> Iterator[Event]:
         """Stream the new tokens of a batch.
@@ -67,20 +72,17 @@ class Engine:
         ]
 
     def _run(self, batch: list[Request]) -> Iterator[Event]:
+        scheduler = Scheduler(self.decoder, max(1, len(batch)))
         for request in batch:
-            self.decoder.start(request)
-        while batch:
-            running = []
-            for request, found in zip(batch, self.decoder.step(batch), strict=True):
-                event = None
-                for new in found:
-                    event = request.take(new)
+            scheduler.add(request)
+        try:
+            while not scheduler.idle:
+                for event in scheduler.step():
+                    if isinstance(event, Failure):
+                        raise LogitsError(event.message, event.sequence)
                     yield event
-                    if event.finish is not None:
-                        break
-                if event is None or event.finish is None:
-                    running.append(request)
-            batch = running
+        finally:
+            scheduler.clear()
 
     def _requests(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Request]:
         checked = [self._check_prompt(index, prompt) for index, prompt in enumerate(prompts)]
@@ -107,7 +109,9 @@ class Engine:
                 )
         # The last new token is never fed back, so it needs no position of its own.
         room = self.config.max_position_embeddings - len(tokens) + 1
-        return Request(index, tokens, params.seeded(), frozenset(stops), room)
+        request = Request(index, tokens, params.seeded(), frozenset(stops), room)
+        self.memory.check(request)
+        return request
 
     def _check_prompt(self, index: int, prompt: Sequence[int]) -> list[int]:
         if isinstance(prompt, (str, bytes)) or not hasattr(prompt, "__iter__"):

@@ -33,6 +33,14 @@ class Event:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sequence that ended without a last token: its number and why, in one line."""
+
+    sequence: int
+    message: str
+
+
 @dataclass(eq=False)
 class Request:
     """A sequence in the batch.
@@ -51,6 +59,16 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+
+    @property
+    def positions(self) -> int:
+        """How many tokens its cache may come to hold; the last new token is never fed back."""
+        return self.prompt_length + min(self.room, self.params.max_new_tokens) - 1
+
+    @property
+    def left(self) -> int:
+        """How many new tokens may still follow, 1 or more before the last."""
+        return self.positions + 1 - len(self.tokens)
 
     def take(self, new: NewToken) -> Event:
         """Append a token and say whether it was the last."""

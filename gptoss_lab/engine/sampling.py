@@ -79,7 +79,16 @@ def uniform(seed: int, position: int) -> float:
 
     A counter-based generator (Philox) keyed by both, so no state has to be kept, moved or rolled back.
     """
-    return float(np.random.Generator(np.random.Philox(key=np.array([seed, position], dtype=np.uint64))).random())
+    return uniforms(seed, position, 1)[0]
+
+
+def uniforms(seed: int, position: int, count: int) -> list[float]:
+    """`count` independent numbers in [0, 1) for one position; the first is `uniform`'s.
+
+    A decoder that drafts needs three: one draws the proposal, one accepts it, one draws in its place.
+    """
+    key = np.array([seed, position], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key)).random(count).tolist()
 
 
 def probabilities(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -142,16 +151,24 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     tokens = logits.argmax(dim=-1)
     rows = [row for row, p in enumerate(params) if p.temperature > 0]
     if rows:
-        device = logits.device
-        drawn = probabilities(
-            logits[rows],
-            torch.tensor([params[row].temperature for row in rows], dtype=torch.float64, device=device),
-            torch.tensor([params[row].top_k for row in rows], device=device),
-            torch.tensor([params[row].top_p for row in rows], dtype=torch.float64, device=device),
-        )
+        drawn = distributions(logits[rows], [params[row] for row in rows])
         draws = [uniform(params[row].seed, positions[row]) for row in rows]
-        tokens[rows] = invert(drawn, torch.tensor(draws, dtype=torch.float64, device=device))
+        tokens[rows] = invert(drawn, torch.tensor(draws, dtype=torch.float64, device=logits.device))
     return tokens.cpu()
+
+
+def distributions(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What each row is drawn from: `probabilities` by the row's own parameters, whose temperature is above 0.
+
+    logits: [rows, vocab], float, checked. Returns [rows, vocab] float64.
+    """
+    device = logits.device
+    return probabilities(
+        logits,
+        torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device),
+        torch.tensor([p.top_k for p in params], device=device),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+    )
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -17,9 +17,11 @@ import torch
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_lab.checkpoint import Dense, Fp8, Mxfp4, Stored, open_checkpoint
 from gptoss_lab.config import ModelConfig
-from gptoss_lab.model.collectives import Collectives
+from gptoss_lab.model.collectives import Collectives, OneRank
 from gptoss_lab.model.operations import choose_operations
 from gptoss_lab.model.transformer import Transformer
+from gptoss_lab.parallel.share import Share
+from gptoss_lab.parallel.source import ShardedSource
 
 DENSE_LIMIT = 4 * 2**30
 """Bytes of all experts in dense form up to which expert_storage="auto" means "dense"."""
@@ -39,7 +41,7 @@ class Source(Protocol):
         ...
 
     def experts(self, layer: int, projection: str, *, device: torch.device | None = None) -> Stored:
-        """The matrices [E, out, in] of a layer's experts; projection is "gate_up_proj" or "down_proj"."""
+        """The matrices [E, out, in] of a layer's experts here; projection is "gate_up_proj" or "down_proj"."""
         ...
 
 
@@ -52,18 +54,22 @@ def load_model(
     router_dtype: torch.dtype | None = None,
     backends: Mapping[str, str] | None = None,
     collectives: Collectives | None = None,
+    share: Share | None = None,
 ) -> Transformer:
     """Load a checkpoint folder: the Hugging Face or the original layout, its bf16 or its FP8 conversion.
 
     dtype: of the residual stream, the linear layers and the cache (bf16, fp32; fp64 for tests). expert_storage:
     "stored", "dense" or "auto" (dense up to 4 GiB). router_dtype: in which router logits and expert weights are
     computed and rounded, fp32 by default; torch.bfloat16 does what OpenAI's code does. backends: operation -> backend
-    (see operations.py). collectives: how ranks add up (see collectives.py).
+    (see operations.py). share, collectives: what of the model this rank holds, and how it reaches the others
+    (`gptoss_lab.parallel`); only that share is read.
     Errors: CheckpointError; ValueError for a storage that does not exist; BackendUnavailable.
     """
+    checkpoint = open_checkpoint(path)
     return build_model(
-        open_checkpoint(path), device, dtype, expert_storage=expert_storage, router_dtype=router_dtype,
-        backends=backends, collectives=collectives,
+        checkpoint if share is None else ShardedSource(checkpoint, share), device, dtype,
+        expert_storage=expert_storage, router_dtype=router_dtype, backends=backends, collectives=collectives,
+        share=share,
     )
 
 
@@ -76,13 +82,16 @@ def build_model(
     router_dtype: torch.dtype | None = None,
     backends: Mapping[str, str] | None = None,
     collectives: Collectives | None = None,
+    share: Share | None = None,
 ) -> Transformer:
-    """As `load_model`, from anything that is a `Source`."""
+    """As `load_model`, from anything that is a `Source`; with a share, from a source of that share's slices."""
+    if share is not None and not share.whole and (collectives is None or isinstance(collectives, OneRank)):
+        raise ValueError("a share of a model needs the collectives of its plan; there are none to sum its parts")
     router_dtype = torch.promote_types(dtype, torch.float32) if router_dtype is None else router_dtype
     filler = _Filler(source, torch.device(device), dtype, router_dtype, expert_storage)
     model = Transformer(
         source.config, choose_operations(device, dtype, filler.form, backends), dtype=dtype, router_dtype=router_dtype,
-        expert_form=filler.form, device=device, collectives=collectives,
+        expert_form=filler.form, device=device, collectives=collectives, share=share,
     )
     model.load_state_dict(filler.state(), strict=True, assign=True)
     return model.requires_grad_(False).eval()

@@ -87,12 +87,12 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x: [T, H] normed -> [T, H], to be added to the residual stream."""
-        x = self._collectives.dispatch(x)                                    # [T, H] -> [T', H]
         ids, weights, logits = self.router(x)
         if step.observe is not None:
             step.observe("router_logits", self.layer, logits)
             step.observe("router_ids", self.layer, ids)
             step.observe("router_weights", self.layer, weights)
+        x, ids, weights = self._collectives.dispatch(x, ids, weights)        # T tokens -> T' tokens
         part = self._moe(
             x, ids, weights, self.gate_up.matrices, self.gate_up.bias, self.down.matrices, self.down.bias,
             alpha=self.alpha, limit=self.limit, first_expert=self.first_expert,

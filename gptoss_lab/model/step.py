@@ -1,4 +1,8 @@
-"""What all layers of one step share: where each sequence's new tokens lie, their angles, their caches."""
+"""What all layers of one step share: where each sequence's new tokens lie, their angles, their caches.
+
+`SplitStep` is the same where this rank computes only some of the tokens: its queries are the segments that it was
+given, and keys and values of the others arrive from the ranks that computed them, as far as a layer can see them.
+"""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,6 +13,7 @@ import torch
 
 from gptoss_lab.model.cache import SequenceCache
 from gptoss_lab.model.observe import Observe
+from gptoss_lab.parallel.sequence import SequenceSplit
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,40 @@ class Step:
         if len(pairs) == 1:
             return *pairs[0], (0, pairs[0][0].shape[0])
         offsets = tuple(accumulate((k.shape[0] for k, _ in pairs), initial=0))
-        return torch.cat([k for k, _ in pairs]), torch.cat([v for _, v in pairs]), offsets
+        return torch.cat([keys[:0], *(k for k, _ in pairs)]), torch.cat([values[:0], *(v for _, v in pairs)]), offsets
+
+
+@dataclass(frozen=True)
+class SplitStep(Step):
+    """A step of which this rank computes the segments of `split`; each is a sequence of its own to the attention.
+
+    offsets: [segments + 1], over this rank's rows. windows: of each layer, None where it is full.
+    """
+
+    split: SequenceSplit
+    windows: tuple[int | None, ...]
+
+    def extend(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+        """As `Step.extend`, for own rows [own, Hkv, D]; the caches are extended by all new rows that they keep."""
+        window, split = self.windows[layer], self.split
+        moved = split.move(torch.cat([keys, values], dim=1), window, "keys and values")      # [T, 2 Hkv, D]
+        seen = []
+        for b, (start, stop) in enumerate(zip(split.offsets[:-1], split.offsets[1:], strict=True)):
+            new = moved[start:stop].chunk(2, dim=1)
+            seen.append(new if self.caches is None else self.caches[b].layers[layer].extend(*new))
+        pairs = []
+        for segment in split.own:
+            k, v = seen[segment.sequence]
+            before = k.shape[0] - split.lengths[segment.sequence]                            # cached rows
+            low = 0 if window is None else max(0, before + segment.start - window + 1)
+            pairs.append((k[low : before + segment.stop], v[low : before + segment.stop]))
+        offsets = tuple(accumulate((k.shape[0] for k, _ in pairs), initial=0))
+        return torch.cat([keys[:0], *(k for k, _ in pairs)]), torch.cat([values[:0], *(v for _, v in pairs)]), offsets
 
 
 def positions_of(lengths: Sequence[int], starts: Sequence[int], device: torch.device) -> torch.Tensor:
     """[T] int64: positions of the new tokens; sequence b has lengths[b] of them, from starts[b] on."""
     parts = [torch.arange(start, start + n) for n, start in zip(lengths, starts, strict=True)]
-    return torch.cat(parts).to(device)
+    return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).to(device)

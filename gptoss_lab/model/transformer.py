@@ -22,7 +22,10 @@ from gptoss_lab.model.norm import RMSNorm
 from gptoss_lab.model.observe import Observe
 from gptoss_lab.model.operations import Operations
 from gptoss_lab.model.rope import Rope
-from gptoss_lab.model.step import Step, positions_of
+from gptoss_lab.model.step import SplitStep, Step, positions_of
+from gptoss_lab.model.vocabulary import VocabularyEmbedding
+from gptoss_lab.parallel.sequence import SequenceSplit
+from gptoss_lab.parallel.share import Share, whole
 
 
 class Block(nn.Module):
@@ -37,22 +40,23 @@ class Block(nn.Module):
         dtype: torch.dtype,
         router_dtype: torch.dtype,
         expert_form: str,
+        share: Share,
     ) -> None:
         super().__init__()
-        h, i, e = config.hidden_size, config.intermediate_size, config.num_experts
+        h, i, e = config.hidden_size, len(share.expert_rows), len(share.experts)
         window = config.sliding_window if config.is_sliding(layer) else None
         self.layer = layer
         self.attention_norm = RMSNorm(h, config.rms_norm_eps, operations)
         self.attention = Attention(
-            layer, h, config.num_heads, config.num_kv_heads, config.head_dim, window, operations, collectives, dtype,
+            layer, h, len(share.heads), len(share.kv_heads), config.head_dim, window, operations, collectives, dtype,
         )
         self.moe_norm = RMSNorm(h, config.rms_norm_eps, operations)
         self.moe = MoE(
             layer,
-            Router(h, e, config.experts_per_token, operations, router_dtype),
+            Router(h, config.num_experts, config.experts_per_token, operations, router_dtype),
             ExpertProjection(empty_matrices(expert_form, e, 2 * i, h, dtype), torch.empty(e, 2 * i, dtype=dtype)),
             ExpertProjection(empty_matrices(expert_form, e, h, i, dtype), torch.empty(e, h, dtype=dtype)),
-            config.swiglu_alpha, config.swiglu_limit, operations, collectives,
+            config.swiglu_alpha, config.swiglu_limit, operations, collectives, share.experts.start,
         )
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -64,7 +68,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """gpt-oss, on one device. `load_model` makes one; see the package's docstring for its use."""
+    """gpt-oss, or one rank's share of it, on one device. `load_model` makes one; the package's docstring shows its use.
+
+    share: what of the model is here (default: all of it). collectives: how the ranks that hold the rest are reached.
+    """
 
     def __init__(
         self,
@@ -76,23 +83,28 @@ class Transformer(nn.Module):
         expert_form: str,
         device: torch.device | str = "cpu",
         collectives: Collectives | None = None,
+        share: Share | None = None,
     ) -> None:
         super().__init__()
         self.config, self.operations, self.dtype, self.device = config, operations, dtype, torch.device(device)
-        ranks = OneRank() if collectives is None else collectives
+        self.ranks: Collectives = OneRank() if collectives is None else collectives
+        self.share = whole(config) if share is None else share
+        vocabulary = self.share.vocabulary
         with torch.device("meta"):
-            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+            self.embedding = VocabularyEmbedding(vocabulary, config.vocab_size, config.hidden_size, dtype)
             self.layers = nn.ModuleList(
-                Block(config, n, operations, ranks, dtype, router_dtype, expert_form) for n in range(config.num_layers)
+                Block(config, n, operations, self.ranks, dtype, router_dtype, expert_form, self.share)
+                for n in range(config.num_layers)
             )
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, operations)
-            self.unembedding = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+            self.unembedding = nn.Linear(config.hidden_size, len(vocabulary), bias=False, dtype=dtype)
         self.rope = Rope(config.rope, config.head_dim, self.device)
         self.requires_grad_(False)
 
-    def new_cache(self, capacity: int = 256) -> SequenceCache:
-        """An empty cache for one sequence. capacity: tokens its full layers have room for before they must grow."""
-        return SequenceCache(self.config, self.dtype, self.device, capacity, self.layers[0].attention.split[1])
+    def new_cache(self, capacity: int = 256, draft: int = 0) -> SequenceCache:
+        """An empty cache for one sequence. capacity: tokens its full layers have room for before they must grow.
+        draft: tokens that may be taken back."""
+        return SequenceCache(self.config, self.dtype, self.device, capacity, self.layers[0].attention.split[1], draft)
 
     def forward(
         self,
@@ -102,14 +114,17 @@ class Transformer(nn.Module):
         *,
         logits: str = "last",
         observe: Observe | None = None,
-    ) -> torch.Tensor | None:
+        hidden: bool = False,
+    ) -> torch.Tensor | None | tuple[torch.Tensor, torch.Tensor]:
         """One step of a ragged batch of B sequences.
 
         token_ids: [T] int64 on the model's device, the new tokens of all sequences one after the other. lengths: B
         counts of new tokens, each at least 1, T in all (default: one sequence). caches: B caches, extended by this
         step; None for a single pass from position 0 that keeps nothing. observe: see observe.py.
         logits: "last" returns [B, V], the row of each sequence's last token; "all" returns [T, V]; "none" returns None
-        (a chunk of a longer prompt). fp32, or fp64 for an fp64 model.
+        (a chunk of a longer prompt). fp32, or fp64 for an fp64 model. With several ranks all of them call, each with
+        the sequences of its data-parallel group, which may be none.
+        hidden: return (logits, state) with the rows of state, [.., H], that the logits were read from, after the norm.
         ValueError: counts that do not fit, an empty sequence, a cache given twice, more tokens than the model's length.
         """
         lengths = [token_ids.shape[0]] if lengths is None else lengths
@@ -118,8 +133,9 @@ class Transformer(nn.Module):
         if len(set(map(id, caches or ()))) < len(caches or ()):
             raise ValueError("the same cache stands twice in caches; each sequence has its own")
         offsets = tuple(accumulate(lengths, initial=0))
-        step = Step(offsets, *self.rope(positions_of(lengths, starts, self.device)), caches, observe)
-        x = self.embedding(token_ids).to(self.dtype)                      # [T, H]
+        split = self.ranks.start(lengths, caches is not None, self.device)
+        step = self._step(offsets, lengths, starts, caches, observe, split)
+        x = self.ranks.reduce_embedding(self.embedding(token_ids).to(self.dtype))       # [T, H]
         for block in self.layers:
             x = block(x, step)
         if observe is not None:
@@ -129,9 +145,30 @@ class Transformer(nn.Module):
                 cache.commit(tokens)
         if logits == "none":
             return None
-        if logits == "last":
-            x = x[[end - 1 for end in offsets[1:]]]                       # [B, H]
-        return self.unembedding(self.norm(x)).to(torch.promote_types(self.dtype, torch.float32))
+        if split is not None:
+            x = split.last(x) if logits == "last" else split.all(x)
+        elif logits == "last":
+            x = x[[end - 1 for end in offsets[1:]]]                                     # [B, H]
+        state = self.norm(x)
+        wide = self.unembedding(state).to(torch.promote_types(self.dtype, torch.float32))
+        return (self.ranks.gather_logits(wide), state) if hidden else self.ranks.gather_logits(wide)
+
+    def _step(
+        self,
+        offsets: tuple[int, ...],
+        lengths: Sequence[int],
+        starts: Sequence[int],
+        caches: Sequence[SequenceCache] | None,
+        observe: Observe | None,
+        split: SequenceSplit | None,
+    ) -> Step:
+        """What the layers share; for a split step with the offsets and angles of this rank's rows."""
+        positions = positions_of(lengths, starts, self.device)
+        if split is None:
+            return Step(offsets, *self.rope(positions), caches, observe)
+        own = tuple(accumulate((s.stop - s.start for s in split.own), initial=0))
+        windows = tuple(block.attention.window for block in self.layers)
+        return SplitStep(own, *self.rope(positions[split.rows]), caches, observe, split, windows)
 
     def _check(self, token_ids: torch.Tensor, lengths: Sequence[int], starts: Sequence[int], logits: str) -> None:
         if logits not in ("last", "all", "none"):
@@ -140,6 +177,8 @@ class Transformer(nn.Module):
             raise ValueError(f"token_ids has shape {list(token_ids.shape)}; one flat row of all new tokens is expected")
         if len(lengths) != len(starts):
             raise ValueError(f"{len(lengths)} lengths but {len(starts)} caches; each sequence has one of both")
+        if not lengths and not token_ids.shape[0] and self.ranks.may_idle:
+            return                                       # others have tokens, and this rank experts for them
         if sum(lengths) != token_ids.shape[0] or not lengths or min(lengths) < 1:
             raise ValueError(f"lengths are {list(lengths)}; each must be at least 1 and all together "
                              f"{token_ids.shape[0]}, the number of token ids")

@@ -1,6 +1,7 @@
-"""How the nano checkpoint is made. Nothing that runs a model imports this package.
+"""How the nano checkpoint is made, and what it is then used to measure. Nothing that runs a model imports this package.
 
     python -m gptoss_lab.train.run --out DIR --minutes 9
+    python -m gptoss_lab.train.study --checkpoint DIR/nano.safetensors --out FILE.jsonl
 
     dialogues/        what is learned: generated Harmony dialogues, split by problem into training and held out
     vocabulary.py     the tokens that have rows of their own, and the row for all others
@@ -16,4 +17,5 @@
     compact.py        the file that is shipped, and its expansion to a standard checkpoint
     served.py         the lab's engine on the expanded checkpoint against the trained model
     settings.py, card.py, run.py
+    study/            what each choice of precision costs the trained model
 """

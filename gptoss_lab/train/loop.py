@@ -3,9 +3,14 @@
 The learning rate follows progress, which is time used over time given (or steps, where they are counted), so a slower
 machine does fewer steps of the same schedule instead of an unfinished one: warm-up, a plateau, then a straight line to
 zero. Losses stay on the device and are read every few steps, which also keeps the host from running ahead of the clock.
+
+A loss that is not finite does not end the phase: the last good state, kept in memory, comes back, the rates are halved
+from there on, and the batches go on where they stood. What had been learned since is lost, the time too. After a few
+such falls the phase gives up.
 """
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -19,6 +24,9 @@ import torch
 from gptoss_lab.train.batches import Batch
 from gptoss_lab.train.optimiser import Optimiser
 from gptoss_lab.train.settings import Settings
+
+FALLS = 3
+"""Times that a phase goes back to its last good state."""
 
 
 class Log:
@@ -53,12 +61,15 @@ class Trainee(Protocol):
 
 @dataclass
 class Clock:
-    """Progress of a phase. seconds: its budget; steps: a count instead. used, step: so far, of earlier runs too."""
+    """Progress of a phase. seconds: its budget; steps: a count instead. used, step: so far, of earlier runs too. falls:
+    times that the phase went back.
+    """
 
     seconds: float
     steps: int | None = None
     used: float = 0.0
     step: int = 0
+    falls: int = 0
     _since: float = field(default_factory=time.monotonic)
 
     def tick(self) -> None:
@@ -74,9 +85,9 @@ class Clock:
 
 
 def rate_factor(clock: Clock, settings: Settings) -> float:
-    """Factor on the learning rates: warm-up by steps, plateau, then linear to zero by progress."""
+    """Factor on the learning rates: warm-up by steps, plateau, then linear to zero by progress; half after a fall."""
     warm = min(1.0, (clock.step + 1) / settings.warmup)
-    return warm * min(1.0, (1 - clock.progress) / (1 - settings.decay_from))
+    return 0.5**clock.falls * warm * min(1.0, (1 - clock.progress) / (1 - settings.decay_from))
 
 
 def run_phase(
@@ -85,10 +96,11 @@ def run_phase(
 ) -> dict[str, float]:
     """Train until the clock has run out. Returns the last logged scalars. save: called with the state now and then.
 
-    RuntimeError if the loss is not finite: nothing is saved then, so the last state is a good one.
+    RuntimeError if the loss was not finite too often, or before there was a good state; what was saved is a good one.
     """
     last: dict[str, float] = {}
-    saved = mark = time.monotonic()
+    good: dict[str, Any] | None = None
+    saved = kept = mark = time.monotonic()
     tokens = 0
     while clock.progress < 1.0:
         batch = next(batches)
@@ -106,7 +118,11 @@ def run_phase(
             log(phase=name, step=clock.step, seconds=clock.used, progress=clock.progress, rate=factor,
                 quantised=quantised, tokens_per_second=speed, **last)
             if not all(map(_finite, last.values())):
-                raise RuntimeError(f"{name}: step {clock.step} has {last}; lower the learning rates, resume if saved")
+                _fall(name, trainee, optimiser, clock, good, last)
+                log(phase=name, event="fall", back_to=good["step"], falls=clock.falls)
+                continue
+            if good is None or now - kept > settings.keep_every:
+                good, kept = copy.deepcopy(snapshot(name, trainee, optimiser, clock)), now
             if save is not None and now - saved > settings.save_every:
                 save(snapshot(name, trainee, optimiser, clock))
                 saved = now
@@ -117,8 +133,20 @@ def snapshot(name: str, trainee: Trainee, optimiser: Optimiser, clock: Clock) ->
     """Everything that is needed to go on with a phase."""
     return {
         "phase": name, "trainee": trainee.state(), "optimiser": optimiser.state_dict(), "used": clock.used,
-        "step": clock.step,
+        "step": clock.step, "falls": clock.falls,
     }
+
+
+def _fall(
+    name: str, trainee: Trainee, optimiser: Optimiser, clock: Clock, good: dict[str, Any] | None, last: dict[str, float]
+) -> None:
+    """Go back to the good state, with half the rates."""
+    if good is None or clock.falls == FALLS:
+        raise RuntimeError(f"{name}: step {clock.step} has {last} after {clock.falls} falls; lower the learning rates, "
+                           "resume if saved")
+    trainee.load(good["trainee"])
+    optimiser.load_state_dict(copy.deepcopy(good["optimiser"]))
+    clock.falls += 1
 
 
 def write_state(file: Path, state: dict[str, Any]) -> None:

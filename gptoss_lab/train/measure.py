@@ -5,6 +5,7 @@ import random
 
 import torch
 
+from gptoss_kernels.reference.attention import sink_attention
 from gptoss_lab.train.batches import Batch, pack
 from gptoss_lab.train.dialogues import Dialogue, render_dialogue
 from gptoss_lab.train.model import TrainedModel
@@ -52,6 +53,26 @@ def draft_agreement(model: TrainedModel, draft: TrainedModel, batches: list[Batc
         same += int((choices[0] == choices[1]).sum())
         count += len(at)
     return same / count
+
+
+@torch.no_grad()
+def attention_scores(model: TrainedModel, batch: Batch) -> dict[str, list[float]]:
+    """For each layer, over all tokens and heads: sink_share, the mean share of the softmax that the sink has, and
+    largest, of the logarithm of the softmax's denominator. Scores in the hundreds are more than bf16 can tell apart.
+    """
+    found: dict[str, list[float]] = {"sink_share": [], "largest": []}
+
+    def attend(
+        layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        out, lse = sink_attention(q, k, v, sinks, cu_seqlens_q=batch.offsets, cu_seqlens_k=batch.offsets, window=window)
+        found["sink_share"].append(float(torch.exp(sinks - lse).mean()))
+        found["largest"].append(float(lse.max()))
+        return out
+
+    rows, positions, _ = on_device(model, batch, "reference")
+    model(rows, positions, attend)
+    return found
 
 
 @torch.no_grad()

@@ -24,6 +24,11 @@ from gptoss_lab.train.attention import Attend
 from gptoss_lab.train.experts import balance_loss, expert_layer
 from gptoss_lab.train.quantise import stored_value, straight_through
 
+SINK = 4.0
+"""Where sinks begin. At 0 a sink has 1 % of a fresh head's softmax over a dialogue and hardly a gradient; here 20 %, so
+that heads learn with it in place.
+"""
+
 
 @dataclass(frozen=True)
 class Pointwise:
@@ -155,7 +160,7 @@ class TrainedModel(nn.Module):
 
 
 def _layer(config: ModelConfig, generator: torch.Generator) -> nn.ParameterDict:
-    """Weights of deviation 1 / sqrt(in); what writes to the residual stream is smaller by sqrt(2 L)."""
+    """Weights of deviation 1 / sqrt(in); what writes to the residual stream is smaller by sqrt(2 L). Sinks: SINK."""
     h, i, e = config.hidden_size, config.intermediate_size, config.num_experts
     wide, small = 1 / math.sqrt(h), 1 / math.sqrt(2 * config.num_layers)
     return nn.ParameterDict({
@@ -164,7 +169,7 @@ def _layer(config: ModelConfig, generator: torch.Generator) -> nn.ParameterDict:
         "qkv_bias": torch.zeros(config.qkv_size),
         "out": _normal(generator, small / math.sqrt(config.q_size), h, config.q_size),
         "out_bias": torch.zeros(h),
-        "sinks": torch.zeros(config.num_heads),
+        "sinks": torch.full((config.num_heads,), SINK),
         "moe_norm": torch.ones(h),
         "router": _normal(generator, wide, e, h),
         "router_bias": torch.zeros(e),

@@ -1,10 +1,13 @@
 """Train the nano model, its heads and its draft model, measure them and write what is shipped: one command.
 
+    python -m gptoss_lab.train.run --out OTHER --rehearse         on a GPU, a minute: does it work, and how fast?
     python -m gptoss_lab.train.run --out DIR --minutes 9          on a GPU; the schedule fills the time that is given
     python -m gptoss_lab.train.run --out DIR --smoke              on a CPU, a tiny model: does every step work?
 
-DIR gets nano.safetensors, draft.safetensors, mtp.safetensors, evaluation.json, README.md and train.jsonl. What is
-needed to go on after an interruption lies in DIR.state; the same command again goes on from there.
+DIR gets nano.safetensors, mtp.safetensors and draft.safetensors, each as soon as it is trained, then evaluation.json,
+README.md, and train.jsonl all along. Held-out problems are answered some hundred at a time until the time is up, so a
+slow machine measures fewer and says how many. What is needed to go on after an interruption lies in DIR.state; the same
+command again goes on from there.
 """
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +29,17 @@ from gptoss_lab.train import experts
 from gptoss_lab.train.attention import FORMS, choose_form
 from gptoss_lab.train.batches import stream
 from gptoss_lab.train.card import model_card
-from gptoss_lab.train.dialogues import prompt_of
+from gptoss_lab.train.dialogues import Dialogue, prompt_of
 from gptoss_lab.train.dialogues.words import WORDS
-from gptoss_lab.train.evaluate import attempt, held_out_set, summary
+from gptoss_lab.train.evaluate import Attempt, attempt, held_out_set, summary
 from gptoss_lab.train.export import released_tensors
 from gptoss_lab.train.loop import Clock, Log, Trainee, run_phase, snapshot, write_state
-from gptoss_lab.train.measure import busiest_expert, draft_agreement, heads_accuracy, packed_dialogues
+from gptoss_lab.train.measure import attention_scores, busiest_expert, draft_agreement, heads_accuracy, packed_dialogues
 from gptoss_lab.train.model import Pointwise, TrainedModel
 from gptoss_lab.train.mtp import PredictionHeads, save_heads
 from gptoss_lab.train.optimiser import Optimiser
 from gptoss_lab.train.served import served_agreement, writer
-from gptoss_lab.train.settings import PHASES, SMOKE, Settings
+from gptoss_lab.train.settings import PHASES, REHEARSAL, SMOKE, Settings
 from gptoss_lab.train.trainees import HeadsTrainee, ModelTrainee, next_token_scores
 from gptoss_lab.train.vocabulary import Vocabulary, training_vocabulary
 
@@ -43,6 +47,12 @@ MODEL_LIMIT, SMALL_LIMIT = 16_000_000, 8_000_000
 """Bytes that may be shipped of the model, and of the draft model and the heads each."""
 SERVED_PROMPTS, SERVED_TOKENS = 8, 64
 """Of the last check, which runs on the CPU."""
+READ, SCORED = 1_000, 20
+"""Held-out dialogues whose right answers are read for loss and agreement, and whose attention is looked at."""
+AT_A_TIME = 1_000
+"""Held-out problems that are answered together; after each such lot the clock is looked at."""
+LAST_SECONDS = 20.0
+"""Of the time given, for what comes after the problems."""
 
 
 @dataclass
@@ -60,6 +70,12 @@ class Run:
     minutes: float
     began: float
     pointwise: Pointwise
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether no more problems should be answered; never where steps are counted instead of time."""
+        over = self.began + 60 * self.minutes - LAST_SECONDS
+        return self.settings.steps is None and time.monotonic() > over
 
     @property
     def state_file(self) -> Path:
@@ -85,16 +101,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, help="tokens of a batch")
     parser.add_argument("--workers", type=int, help="processes that make batches")
     parser.add_argument("--evaluation", type=int, help="held-out problems at the end")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model and few steps: does every step work?")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--smoke", action="store_true", help="a tiny model and few steps: does every step work?")
+    kind.add_argument("--rehearse", action="store_true", help="the real sizes, few steps: does it work, and how fast?")
     given = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "gptoss_lab.train.run", *(sys.argv[1:] if arguments is None else arguments)])
     chosen = {k: v for k in ("tokens", "workers", "evaluation") if (v := getattr(given, k)) is not None}
-    settings = replace(SMOKE if given.smoke else Settings(), **chosen)
+    settings = replace(SMOKE if given.smoke else REHEARSAL if given.rehearse else Settings(), **chosen)
     run = prepare(
         settings, given.out, given.seed, given.device, given.minutes, given.attention, compiled=not given.eager,
     )
     train_and_write(run, command)
+    if given.rehearse:
+        run.log(event="forecast", **forecast(run))
     return 0
+
+
+def forecast(run: Run) -> dict[str, float]:
+    """What the model's phase of the whole run would do at the median speed of this one."""
+    speeds = [row["tokens_per_second"] for row in run.log.rows if row.get("phase") == "model" and "loss" in row]
+    start = next(row["seconds"] for row in run.log.rows if row.get("event") == "start")
+    seconds = (60 * run.minutes - Settings().spare - start) * Settings().shares[0]
+    tokens = seconds * sorted(speeds)[len(speeds) // 2]
+    return {"minutes": run.minutes, "model_seconds": seconds, "tokens": tokens, "steps": tokens / run.settings.tokens}
 
 
 def prepare(
@@ -108,6 +137,9 @@ def prepare(
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     vocabulary = training_vocabulary(settings.vocabulary_sample)
     form, reason = choose_form(where, dtype, attention)
+    if where.type == "cuda" and form == "reference" and attention == "auto":
+        raise SystemExit(f"no quick attention with gradients here: {reason}; --attention reference trains without one, "
+                         "many times slower")
     plain = not compiled or where.type != "cuda"
     pointwise, kernels = (Pointwise(), "plain") if plain else Pointwise.compiled(where)
     experts.GROUPED_KERNEL, products = experts.choose_product(where)
@@ -137,9 +169,11 @@ def train_and_write(run: Run, command: str) -> dict[str, Any]:
             module.store()
             module.pointwise = Pointwise()          # no new compilations for the shapes of an evaluation
             write_model(run, module, "nano" if module is model else "draft")
+        else:
+            save_heads(heads, run.out / "mtp.safetensors")
     report = measure(run, model, heads, draft)
     report["training"] |= {"seconds": training[0], "steps": training[1]}
-    return write(run, report | {"command": command}, model, heads)
+    return write(run, report | {"command": command}, model)
 
 
 def _phase(
@@ -152,13 +186,14 @@ def _phase(
     if done is not None:
         trainee.load(done["trainee"])
         return Clock(seconds, used=done["used"], step=done["step"])
-    optimiser = Optimiser(module.named_parameters(), muon=s.muon if name != "heads" else 0.0, adamw=s.adamw)
+    optimiser = Optimiser(module.named_parameters(), muon=s.muon if name != "heads" else 0.0, adamw=s.adamw,
+                          head_dim=s.model.head_dim)
     clock = Clock(seconds, None if s.steps is None else s.steps[index])
     current = state.pop("current", None)
     if current is not None and current["phase"] == name:
         trainee.load(current["trainee"])
         optimiser.load_state_dict(current["optimiser"])
-        clock.used, clock.step = current["used"], current["step"]
+        clock.used, clock.step, clock.falls = current["used"], current["step"], current["falls"]
     batches = stream(
         run.seed * len(PHASES) + index, s.tokens, run.vocabulary, s.model.max_position_embeddings, first=clock.step,
         workers=s.workers,
@@ -190,17 +225,15 @@ def measure(run: Run, model: TrainedModel, heads: PredictionHeads, draft: Traine
     """Everything the card says, from held-out dialogues."""
     s, c, v = run.settings, run.settings.model, run.vocabulary
     dialogues = held_out_set(s.evaluation, run.seed)
-    attempts = attempt(dialogues, writer(model, v, s.answer_tokens, run.form))
-    if s.far:
-        attempts += attempt(held_out_set(s.far, run.seed, far=True), writer(model, v, s.answer_tokens, run.form))
-    batches = packed_dialogues(dialogues, v, s.tokens)
+    batches = packed_dialogues(dialogues[:READ], v, s.tokens)
     return {
-        **summary(attempts),
+        **summary(answered(run, model, dialogues)),
         "held_out": next_token_scores(model, batches, run.form),
         "held_out_draft": next_token_scores(draft, batches, run.form),
         "heads_accuracy": heads_accuracy(heads, model, batches, run.form),
         "draft_agreement": draft_agreement(model, draft, batches, run.form),
         "busiest_expert": busiest_expert(model, batches[0], run.form),
+        "attention": attention_scores(model, packed_dialogues(dialogues[:SCORED], v, s.tokens)[0]),
         "model": {
             "name": c.name, "layers": c.num_layers, "hidden": c.hidden_size, "intermediate": c.intermediate_size,
             "experts": c.num_experts, "chosen": c.experts_per_token, "heads": c.num_heads, "kv_heads": c.num_kv_heads,
@@ -215,6 +248,22 @@ def measure(run: Run, model: TrainedModel, heads: PredictionHeads, draft: Traine
     }
 
 
+def answered(run: Run, model: TrainedModel, dialogues: Sequence[Dialogue]) -> list[Attempt]:
+    """The model's attempts at the problems and, after the first lot, at those beyond 4,096 tokens: as many as there is
+    time for, one lot at least.
+    """
+    s, generate = run.settings, writer(model, run.vocabulary, run.settings.answer_tokens, run.form)
+    attempts: list[Attempt] = []
+    for start in range(0, len(dialogues), AT_A_TIME):
+        if attempts and run.out_of_time:
+            run.log(event="out of time", answered=start, of=len(dialogues))
+            break
+        attempts += attempt(dialogues[start : start + AT_A_TIME], generate)
+        if start == 0 and s.far and not run.out_of_time:
+            attempts += attempt(held_out_set(s.far, run.seed, far=True), generate)
+    return attempts
+
+
 def write_model(run: Run, model: TrainedModel, name: str) -> None:
     """The compact checkpoint of a model; CheckpointError if it is larger than may be shipped."""
     limit = MODEL_LIMIT if name == "nano" else SMALL_LIMIT
@@ -222,10 +271,9 @@ def write_model(run: Run, model: TrainedModel, name: str) -> None:
     write_compact(run.out / f"{name}.safetensors", model.config, ids, released_tensors(model), limit)
 
 
-def write(run: Run, report: dict[str, Any], model: TrainedModel, heads: PredictionHeads) -> dict[str, Any]:
-    """The heads, the report and the card; then whether the lab's engine writes what the trained model wrote."""
+def write(run: Run, report: dict[str, Any], model: TrainedModel) -> dict[str, Any]:
+    """The report and the card; then whether the lab's engine writes what the trained model wrote."""
     out = run.out
-    save_heads(heads, out / "mtp.safetensors")
     report["bytes"] = {file.name: file.stat().st_size for file in sorted(out.glob("*.safetensors"))}
     (out / "README.md").write_text(model_card(report), encoding="utf-8")
     write_json(out / "evaluation.json", report)

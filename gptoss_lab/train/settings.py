@@ -1,4 +1,4 @@
-"""Sizes and rates of a run: one set for an H200, one that shows on a CPU in two minutes that everything works."""
+"""Sizes and rates of a run: for an H200, for a rehearsal there, and one that shows on a CPU that everything works."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -17,8 +17,9 @@ DRAFT = replace(
 class Settings:
     """tokens: of a batch. workers: processes that make batches. shares: of the training time, by phase. steps: instead
     of time, a number of updates by phase. muon, adamw: learning rates. quantise_from: progress of the phase from which
-    weights go through their stored form. evaluation: held-out problems. far: recall problems beyond 4,096 tokens.
-    spare: seconds kept for evaluation and writing.
+    weights go through their stored form. save_every, keep_every: seconds between states on disk, and in memory.
+    evaluation: held-out problems. far: recall problems beyond 4,096 tokens. spare: seconds kept for evaluation and
+    writing.
     """
 
     model: ModelConfig = preset("nano")
@@ -35,6 +36,7 @@ class Settings:
     balance: float = 0.01
     log_every: int = 20
     save_every: float = 60.0
+    keep_every: float = 10.0
     evaluation: int = 4_000
     far: int = 100
     answer_tokens: int = 224
@@ -42,6 +44,8 @@ class Settings:
     vocabulary_sample: int = 10_000
 
 
+REHEARSAL = Settings(steps=(200, 30, 60), evaluation=200, far=8)
+"""The real sizes for a minute: does everything work on this machine, and how fast?"""
 SMOKE = Settings(
     model=replace(
         preset("nano"), name="nano", num_layers=2, hidden_size=64, intermediate_size=64, num_experts=4,

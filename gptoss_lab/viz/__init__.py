@@ -18,6 +18,12 @@ from: live (computed here, now), recorded (a file of data/measured), published (
     attention_*   sink attention: readings and steps, splits, share of the sink, StreamingLLM, sources side by side,
                   the Triton kernels interpreted, timings against their bound
     moe_*         MoE: routing and rows, ways to give a bias, promotion, padding, the epilogue, decode, skew, precision
+    profile_*     the fast forward's launches, their roofline, a trace on a time line, what is left
+    tune_*        tiles, waves and lanes for 2880 and 7168; launches timed in both ways
+    accuracy      what each precision choice does to nano's answers, with intervals
+    cost_*        bounds, the fitted model, prefill rows, decode charts, the explorer of plans and prices
+    fleet_*       a fleet in simulation against queueing theory, and what breaks first as traffic grows
+    parallel_*    plans: who holds what, what moves, what it costs, EP against TP, split tokens, hand-over, live ranks
     interpreter   Triton kernels on the CPU, in a process of their own
     chat          a conversation with tools that run, and a line to type into
     recorded      result rows as a table that names its machine

@@ -1,7 +1,14 @@
 """Decoders: ways of finding the next tokens of a batch. The engine calls any of them through one small interface.
 
-`PlainDecoder` runs the model once and draws one token for each sequence. A decoder that drafts (with a small model, or
-with heads that predict several tokens) may find several tokens in one step; the engine does not need to know.
+    plain.py            the model once, one token for each sequence
+    speculative.py      a draft model proposes tokens, the model checks them in one pass
+    mtp.py              heads on the model's last hidden state propose them (gpt-oss ships no such heads)
+    verify.py           which proposals stand, so that the tokens are the model's own
+    acceptance.py       how many did
+    cached.py           what they share: caches, chunks, one forward pass
+    drawing.py          from logits to tokens
+
+A decoder that drafts may find several tokens in one step; the engine does not need to know.
 """
 from __future__ import annotations
 
@@ -12,7 +19,7 @@ from gptoss_lab.engine.request import NewToken, Request
 
 
 class Decoder(Protocol):
-    """What the engine asks of a decoder."""
+    """What the engine asks of a decoder. One that can run out of memory is a `Memory` too (engine/memory.py)."""
 
     def start(self, request: Request) -> None:
         """A sequence joins: make its caches and keep them in `request.state`. Nothing is computed yet."""

@@ -38,30 +38,38 @@ class Resources:
     wgmma: int
 
 
-def compile_prefill(layer: LayerKind, *, page_size: int = 0, lse: bool = False, **changed: int) -> Resources:
-    """Compile the prefill kernel for a kind of layer (page_size 0: ragged). changed: other block sizes or options."""
+def compile_prefill(
+    layer: LayerKind, *, page_size: int = 0, lse: bool = False, e4m3: bool = False, **changed: int
+) -> Resources:
+    """Compile the prefill kernel for a kind of layer (page_size 0: ragged). e4m3: of the pages. changed: other block
+    sizes or options."""
     element = DTYPES[layer.dtype]
     constants = {
         "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "HEAD_DIM": layer.head_dim,
         "WINDOWED": layer.window is not None, "PAGED": page_size > 0, "PAGE_SIZE": page_size, "SINK_FIRST": True,
-        "LSE": lse, "PRECISION": "ieee" if element == "fp32" else "tf32", "INTERPRET": False,
+        "LSE": lse, "E4M3": e4m3, "PRECISION": "ieee" if element == "fp32" else "tf32", "INTERPRET": False,
         **prefill_config(layer), **changed,
     }
-    types = {"q": element, "k": element, "v": element, "out": element, "sinks": "bf16", "lse": "fp32"}
+    stored = "fp8e4nv" if e4m3 else element
+    types = {"q": element, "k": stored, "v": stored, "out": element, "sinks": "bf16", "lse": "fp32",
+             "key_scales": "fp32", "value_scales": "fp32"}
     return _compile(prefill_kernel, types, constants)
 
 
-def compile_decode(layer: LayerKind, *, page_size: int = 64, splits: int = 8, **changed: int) -> Resources:
-    """Compile the decode kernel for a kind of layer."""
+def compile_decode(
+    layer: LayerKind, *, page_size: int = 64, splits: int = 8, e4m3: bool = False, **changed: int
+) -> Resources:
+    """Compile the decode kernel for a kind of layer. e4m3: of the pages."""
     element = DTYPES[layer.dtype]
     constants = {
         "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "ROWS": max(16, next_power_of_two(layer.group)),
         "HEAD_DIM": layer.head_dim, "SPLITS": splits, "WINDOWED": layer.window is not None, "PAGE_SIZE": page_size,
-        "SINK_FIRST": True, "LSE": False, "PRECISION": "ieee" if element == "fp32" else "tf32", "INTERPRET": False,
-        **decode_config(layer), **changed,
+        "SINK_FIRST": True, "LSE": False, "E4M3": e4m3, "PRECISION": "ieee" if element == "fp32" else "tf32",
+        "INTERPRET": False, **decode_config(layer), **changed,
     }
-    types = {"q": element, "k_pages": element, "v_pages": element, "out": element, "sinks": "bf16", "lse": "fp32",
-             "part_out": "fp32", "part_m": "fp32", "part_den": "fp32"}
+    stored = "fp8e4nv" if e4m3 else element
+    types = {"q": element, "k_pages": stored, "v_pages": stored, "key_scales": "fp32", "value_scales": "fp32",
+             "out": element, "sinks": "bf16", "lse": "fp32", "part_out": "fp32", "part_m": "fp32", "part_den": "fp32"}
     return _compile(decode_kernel, types, constants)
 
 
@@ -97,7 +105,7 @@ def compile_gluon(layer: LayerKind, *, lse: bool = False) -> Resources:
         elif name == "scale_log2":
             signature[name] = "fp32"
     source = GluonASTSource(gluon_prefill_kernel, signature, constexprs=constants, attrs=attributes)
-    return _resources(triton.compile(source, target=HOPPER, options={"num_warps": 4}))
+    return resources(triton.compile(source, target=HOPPER, options={"num_warps": 4}))
 
 
 def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constants: dict[str, object]) -> Resources:
@@ -117,10 +125,11 @@ def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constant
             signature[name] = "*" + element_types.get(name, "i32")
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return _resources(triton.compile(source, target=HOPPER, options=options))
+    return resources(triton.compile(source, target=HOPPER, options=options))
 
 
-def _resources(compiled: triton.compiler.CompiledKernel) -> Resources:
+def resources(compiled: triton.compiler.CompiledKernel) -> Resources:
+    """Read off the machine code of a compiled kernel what it takes."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

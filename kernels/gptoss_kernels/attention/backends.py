@@ -6,7 +6,8 @@ decode over a full cache XQA, level with the own Triton kernel. The ranks of the
 follow tuning runs whose rows are not recorded yet. `choose` returns the backend with its reason, in words.
 
 A plan class takes (layer, ...) and is what a backend registers; an obstacle gets the needs (layer, device, lse,
-page_size) and returns one line or None.
+page_size, kv_dtype) and returns one line or None. Pages in e4m3 are read by `triton` and `reference`; FlashInfer's
+kernels can read such pages too, XQA among them, but are not wired for it here.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from gptoss_kernels import registry
-from gptoss_kernels.attention.layer import LayerKind
+from gptoss_kernels.attention.layer import E4M3, LayerKind
 
 FORMS = ("attention.prefill", "attention.paged_prefill", "attention.paged_decode")
 
@@ -73,21 +74,27 @@ def hopper_obstacle(device: torch.device) -> str | None:
     return None if (major, minor) == (9, 0) else f"needs compute capability 9.0, this GPU has {major}.{minor}"
 
 
-def triton_obstacle(*, device: torch.device, **_: Any) -> str | None:
+def triton_obstacle(*, device: torch.device, kv_dtype: torch.dtype | None = None, **_: Any) -> str | None:
     """None where Triton is installed and can run: on a GPU, or anywhere in the interpreter."""
     if not _installed("triton"):
         return "triton is not installed"
     from gptoss_kernels.attention.triton_prefill import INTERPRETED
 
-    if device.type == "cuda" or INTERPRETED:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if kv_dtype == E4M3 and (major, minor) < (8, 9):
+            return f"e4m3 pages need compute capability 8.9, this GPU has {major}.{minor}"
         return None
-    return "needs a GPU; on the CPU set TRITON_INTERPRET=1 before Python starts"
+    return None if INTERPRETED else "needs a GPU; on the CPU set TRITON_INTERPRET=1 before Python starts"
 
 
 def flashinfer_obstacle(
-    *, layer: LayerKind, device: torch.device, blind_queries: bool = False, **_: Any
+    *, layer: LayerKind, device: torch.device, blind_queries: bool = False, kv_dtype: torch.dtype | None = None,
+    **_: Any,
 ) -> str | None:
     """What stands in the way of FlashInfer's kernels, or None."""
+    if kv_dtype == E4M3:
+        return "is not wired for e4m3 pages; triton reads them"
     if not _installed("flashinfer"):
         return "flashinfer-python is not installed"
     if layer.dtype not in (torch.bfloat16, torch.float16):
@@ -99,7 +106,10 @@ def flashinfer_obstacle(
     return hopper_obstacle(device)
 
 
-def xqa_obstacle(*, layer: LayerKind, device: torch.device, page_size: int, lse: str | None, **_: Any) -> str | None:
+def xqa_obstacle(
+    *, layer: LayerKind, device: torch.device, page_size: int, lse: str | None, kv_dtype: torch.dtype | None = None,
+    **_: Any,
+) -> str | None:
     """What stands in the way of the XQA decode kernel, or None."""
     if lse is not None:
         return "returns no LSE"
@@ -107,7 +117,7 @@ def xqa_obstacle(*, layer: LayerKind, device: torch.device, page_size: int, lse:
         return f"takes pages of 16, 32, 64 or 128 tokens, not {page_size}"
     if layer.group > 32:
         return f"takes at most 32 query heads per key head, not {layer.group}"
-    return flashinfer_obstacle(layer=layer, device=device)
+    return flashinfer_obstacle(layer=layer, device=device, kv_dtype=kv_dtype)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import torch
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 LSE_NAMES = (None, "with_sink", "without_sink")
+E4M3 = torch.float8_e4m3fn
 
 
 class AttentionError(ValueError):
@@ -78,13 +79,18 @@ def layer_of(q: torch.Tensor, k: torch.Tensor, window: int | None, scale: float 
     return LayerKind(q.shape[-2], k.shape[-2], q.shape[-1], q.dtype, window, scale)
 
 
-def check_tensor(name: str, tensor: torch.Tensor, shape: Sequence[int], layer: LayerKind, device: torch.device) -> None:
-    """AttentionError unless the tensor has this shape (-1: any length), the layer's dtype, this device, dense rows."""
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: Sequence[int], layer: LayerKind, device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """AttentionError unless the tensor has this shape (-1: any length), this dtype (default: the layer's), this device,
+    dense rows."""
+    wanted = layer.dtype if dtype is None else dtype
     if tensor.dim() != len(shape) or any(w not in (-1, n) for w, n in zip(shape, tensor.shape, strict=True)):
         want = ", ".join("*" if n == -1 else str(n) for n in shape)
         raise AttentionError(f"{name} has shape {tuple(tensor.shape)}; [{want}] is needed")
-    if tensor.dtype != layer.dtype:
-        raise AttentionError(f"{name} is {tensor.dtype}; {layer.dtype} is needed")
+    if tensor.dtype != wanted:
+        raise AttentionError(f"{name} is {tensor.dtype}; {wanted} is needed")
     if not _same_device(tensor.device, device):
         raise AttentionError(f"{name} is on {tensor.device}; {device} is needed")
     if tensor.numel() and tensor.stride(-1) != 1:
@@ -137,6 +143,31 @@ def check_pages(layer: LayerKind, kv_lens: torch.Tensor, page_table: torch.Tenso
     longest = int(kv_lens.max()) if kv_lens.numel() else 0
     if longest > page_table.shape[1] * page_size:
         raise AttentionError(f"a sequence of {longest} tokens does not fit {page_table.shape[1]} pages of {page_size}")
+
+
+def check_kv_dtype(kv_dtype: torch.dtype | None, layer: LayerKind) -> torch.dtype:
+    """The dtype of the pages: the layer's (None), or e4m3; AttentionError for another."""
+    if kv_dtype not in (None, layer.dtype, E4M3):
+        raise AttentionError(f"kv_dtype is {kv_dtype}; {layer.dtype}, the layer's, or {E4M3} is needed")
+    return layer.dtype if kv_dtype is None else kv_dtype
+
+
+def check_scales(
+    scales: tuple[torch.Tensor, torch.Tensor] | None, kv_dtype: torch.dtype, layer: LayerKind, device: torch.device
+) -> None:
+    """AttentionError unless e4m3 pages come with two contiguous fp32 [Hkv], positive where they lie on the CPU, and
+    others with none."""
+    if (scales is None) != (kv_dtype != E4M3):
+        raise AttentionError(f"pages are {kv_dtype} and scales {'missing' if scales is None else 'given'}; e4m3 pages "
+                             "have scales and others none")
+    for name, scale in zip(("key", "value"), scales or (), strict=False):
+        if tuple(scale.shape) != (layer.num_kv_heads,) or scale.dtype != torch.float32 or not scale.is_contiguous():
+            raise AttentionError(f"the {name} scales are {scale.dtype} of shape {tuple(scale.shape)}; contiguous "
+                                 f"float32 [{layer.num_kv_heads}], one per key head, is needed")
+        if not _same_device(scale.device, device):
+            raise AttentionError(f"the {name} scales are on {scale.device}; {device} is needed")
+        if scale.device.type == "cpu" and not bool((scale > 0).all()):
+            raise AttentionError(f"the {name} scales are {scale.tolist()}; positive numbers are needed")
 
 
 def _same_device(a: torch.device, b: torch.device) -> bool:

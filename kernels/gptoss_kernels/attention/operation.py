@@ -8,6 +8,10 @@ How: each form is an object made once per step and kind of layer (full, sliding)
 picks the backend (`.choice` says which and why), does the host's share of the work and holds the workspaces; running it
 only launches kernels, so a run can be captured in a CUDA graph. The functions below make and run in one go.
 
+Pages may be e4m3 (`kv_dtype`), with one fp32 scale per key head for keys and one for values: row = stored * scale. The
+key's scale is a factor of the scores and the value's one of the output, so each enters once per head and no row is ever
+rescaled or copied.
+
 Names: `lse="with_sink"` returns log(sum_j exp(z_j) + exp(sink)), the whole denominator; `lse="without_sink"` the keys'
 part alone. Both are in natural-log units, fp32, [rows, heads].
 
@@ -24,6 +28,7 @@ from gptoss_kernels.attention.backends import choose_backend
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Scales = tuple[torch.Tensor, torch.Tensor]
 
 
 class Prefill:
@@ -74,13 +79,16 @@ class PagedPrefill:
     def __init__(
         self, layer: LayerKind, cu_seqlens_q: Sequence[int] | torch.Tensor, kv_lens: Sequence[int] | torch.Tensor,
         page_table: torch.Tensor, *, page_size: int, device: torch.device | str, lse: str | None = None,
-        backend: str = "auto",
+        backend: str = "auto", kv_dtype: torch.dtype | None = None,
     ) -> None:
         """cu_seqlens_q: [B + 1] row offsets of the new queries. kv_lens: [B] tokens in the cache, the new ones too.
 
         page_table: int32 [B, pages]; token t of sequence b lies in row t % page_size of page page_table[b, t //
         page_size]. Errors as in Prefill.
+        kv_dtype: of the pages; None is the layer's dtype. torch.float8_e4m3fn: what is stored, times a scale per key
+        head, is meant, and `run` gets the scales.
         """
+        self.kv_dtype = checks.check_kv_dtype(kv_dtype, layer)
         self.layer, self.device, self.lse, self.page_size = layer, checks.as_device(device), lse, page_size
         checks.check_lse(lse)
         self._cu_q = checks.offsets("cu_seqlens_q", cu_seqlens_q)
@@ -91,20 +99,25 @@ class PagedPrefill:
         checks.check_pages(layer, lens, page_table, page_size)
         short = bool((self._cu_q.diff() > lens).any())
         self.choice = choose_backend("attention.paged_prefill", backend, layer=layer, device=self.device, lse=lse,
-                                     page_size=page_size, blind_queries=short)
+                                     page_size=page_size, blind_queries=short, kv_dtype=self.kv_dtype)
         self._kernel = self.choice.function(layer, self._cu_q, lens, page_table, page_size=page_size,
                                             device=self.device, lse=lse)
 
     def run(
         self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor | None = None, scales: Scales | None = None,
     ) -> Result:
-        """q [Tq, Hq, D], k_pages and v_pages [pages, page_size, Hkv, D], sinks [Hq] or None. Returns as Prefill.run."""
+        """q [Tq, Hq, D], k_pages and v_pages [pages, page_size, Hkv, D], sinks [Hq] or None. Returns as Prefill.run.
+
+        scales: of e4m3 pages, (keys', values') positive fp32 [Hkv]; None for others.
+        """
         n, tq = self.layer, int(self._cu_q[-1])
         checks.check_tensor("q", q, (tq, n.num_heads, n.head_dim), n, self.device)
-        _check_cache(k_pages, v_pages, self.page_size, n, self.device)
+        _check_cache(k_pages, v_pages, self.page_size, n, self.device, self.kv_dtype, scales)
         sinks, out = checks.check_sinks(sinks, n, self.device), _output(out, q, n, self.device)
-        return self._kernel(q, k_pages, v_pages, sinks, out) if tq else _empty(out, self.lse)
+        if not tq:
+            return _empty(out, self.lse)
+        return self._kernel(q, k_pages, v_pages, sinks, out, *(() if scales is None else (scales,)))
 
 
 class PagedDecode:
@@ -116,20 +129,21 @@ class PagedDecode:
 
     def __init__(
         self, layer: LayerKind, *, batch: int, max_kv_len: int, page_size: int, device: torch.device | str,
-        lse: str | None = None, backend: str = "auto",
+        lse: str | None = None, backend: str = "auto", kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """batch: sequences per step, fixed. max_kv_len: the most tokens of a sequence. Errors as in Prefill."""
+        """batch: sequences per step, fixed. max_kv_len: the most tokens of a sequence. kv_dtype: as in PagedPrefill.
+        Errors as in Prefill."""
         if batch < 1 or max_kv_len < 1 or page_size < 1:
             raise AttentionError(f"batch, max_kv_len and page_size are {batch}, {max_kv_len} and {page_size}; "
                                  "each must be at least 1")
         checks.check_lse(lse)
         self.layer, self.device, self.lse, self.page_size = layer, checks.as_device(device), lse, page_size
-        self.batch, self.max_kv_len = batch, max_kv_len
+        self.batch, self.max_kv_len, self.kv_dtype = batch, max_kv_len, checks.check_kv_dtype(kv_dtype, layer)
         pages = -(-max_kv_len // page_size)
         self.kv_lens = torch.zeros(batch, dtype=torch.int32, device=self.device)
         self.page_table = torch.zeros(batch, pages, dtype=torch.int32, device=self.device)
         self.choice = choose_backend("attention.paged_decode", backend, layer=layer, device=self.device, lse=lse,
-                                     page_size=page_size)
+                                     page_size=page_size, kv_dtype=self.kv_dtype)
         self._kernel = self.choice.function(layer, self.kv_lens, self.page_table, page_size=page_size, lse=lse)
 
     def step(self, kv_lens: torch.Tensor, page_table: torch.Tensor) -> None:
@@ -150,17 +164,18 @@ class PagedDecode:
 
     def run(
         self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor | None = None, scales: Scales | None = None,
     ) -> Result:
         """q [batch, Hq, D], k_pages and v_pages [pages, page_size, Hkv, D], sinks [Hq] or None. Returns as Prefill.run.
 
-        The new token's own key must already be in the cache.
+        The new token's own key must already be in the cache. scales: as in PagedPrefill.run; a captured run reads them
+        where they lie.
         """
         n = self.layer
         checks.check_tensor("q", q, (self.batch, n.num_heads, n.head_dim), n, self.device)
-        _check_cache(k_pages, v_pages, self.page_size, n, self.device)
+        _check_cache(k_pages, v_pages, self.page_size, n, self.device, self.kv_dtype, scales)
         sinks, out = checks.check_sinks(sinks, n, self.device), _output(out, q, n, self.device)
-        return self._kernel(q, k_pages, v_pages, sinks, out)
+        return self._kernel(q, k_pages, v_pages, sinks, out, *(() if scales is None else (scales,)))
 
 
 def prefill(
@@ -179,26 +194,26 @@ def paged_prefill(
     q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
     cu_seqlens_q: Sequence[int] | torch.Tensor, kv_lens: Sequence[int] | torch.Tensor, page_table: torch.Tensor,
     window: int | None = None, scale: float | None = None, lse: str | None = None, backend: str = "auto",
-    out: torch.Tensor | None = None,
+    out: torch.Tensor | None = None, scales: Scales | None = None,
 ) -> Result:
-    """PagedPrefill, planned and run in one call; the page size is k_pages.shape[1]. See PagedPrefill."""
+    """PagedPrefill, planned and run in one call; page size and dtype of the pages are k_pages'."""
     plan = PagedPrefill(checks.layer_of(q, k_pages, window, scale), cu_seqlens_q, kv_lens, page_table,
-                        page_size=k_pages.shape[1], device=q.device, lse=lse, backend=backend)
-    return plan.run(q, k_pages, v_pages, sinks, out=out)
+                        page_size=k_pages.shape[1], device=q.device, lse=lse, backend=backend, kv_dtype=k_pages.dtype)
+    return plan.run(q, k_pages, v_pages, sinks, out=out, scales=scales)
 
 
 def paged_decode(
     q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
     kv_lens: torch.Tensor, page_table: torch.Tensor, window: int | None = None, scale: float | None = None,
-    lse: str | None = None, backend: str = "auto", out: torch.Tensor | None = None,
+    lse: str | None = None, backend: str = "auto", out: torch.Tensor | None = None, scales: Scales | None = None,
 ) -> Result:
-    """PagedDecode, made, stepped and run in one call; the page size is k_pages.shape[1]. See PagedDecode."""
+    """PagedDecode, made, stepped and run in one call; page size and dtype of the pages are k_pages'."""
     page_size = k_pages.shape[1]
     plan = PagedDecode(checks.layer_of(q, k_pages, window, scale), batch=q.shape[0],
                        max_kv_len=max(1, page_table.shape[-1] * page_size), page_size=page_size, device=q.device,
-                       lse=lse, backend=backend)
+                       lse=lse, backend=backend, kv_dtype=k_pages.dtype)
     plan.step(kv_lens, page_table)
-    return plan.run(q, k_pages, v_pages, sinks, out=out)
+    return plan.run(q, k_pages, v_pages, sinks, out=out, scales=scales)
 
 
 def _output(out: torch.Tensor | None, q: torch.Tensor, layer: LayerKind, device: torch.device) -> torch.Tensor:
@@ -212,8 +227,12 @@ def _empty(out: torch.Tensor, lse: str | None) -> Result:
     return out if lse is None else (out, out.new_empty(out.shape[:2], dtype=torch.float32))
 
 
-def _check_cache(k: torch.Tensor, v: torch.Tensor, page_size: int, layer: LayerKind, device: torch.device) -> None:
+def _check_cache(
+    k: torch.Tensor, v: torch.Tensor, page_size: int, layer: LayerKind, device: torch.device, kv_dtype: torch.dtype,
+    scales: Scales | None,
+) -> None:
     for name, pages in (("k_pages", k), ("v_pages", v)):
-        checks.check_tensor(name, pages, (-1, page_size, layer.num_kv_heads, layer.head_dim), layer, device)
+        checks.check_tensor(name, pages, (-1, page_size, layer.num_kv_heads, layer.head_dim), layer, device, kv_dtype)
+    checks.check_scales(scales, kv_dtype, layer, device)
     if k.shape != v.shape:
         raise AttentionError(f"k_pages has shape {tuple(k.shape)} and v_pages {tuple(v.shape)}; the same is needed")

@@ -33,29 +33,34 @@ def prefill_config(layer: LayerKind) -> dict[str, int]:
 
 
 class _TilePrefill:
-    """What the ragged and the paged plan share: the tile table on the device and the launch."""
+    """What the ragged and the paged plan share: the tile table on the device and the launch.
+
+    config: block sizes and launch options other than `prefill_config`'s, to compare them.
+    """
 
     def __init__(
-        self, layer: LayerKind, cu_q: torch.Tensor, k_lens: torch.Tensor, k_begin: torch.Tensor, device, lse: str | None
+        self, layer: LayerKind, cu_q: torch.Tensor, k_lens: torch.Tensor, k_begin: torch.Tensor, device,
+        lse: str | None, config: dict[str, int] | None = None,
     ) -> None:
         from gptoss_kernels.attention.triton_prefill import tile_table
 
-        self._layer, self._lse, self._config = layer, lse, prefill_config(layer)
+        self._layer, self._lse, self._config = layer, lse, config or prefill_config(layer)
         queries = self._config["BLOCK_M"] // self._config["GROUP_ROWS"]
         self._tiles = tile_table(cu_q, k_lens, k_begin, queries).to(device)
 
-    def _launch(self, q, k, v, sinks, out, table, page_size):
+    def _launch(self, q, k, v, sinks, out, table, page_size, scales=None):
         from gptoss_kernels.attention.triton_prefill import INTERPRETED, prefill_kernel
 
         n = self._layer
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._lse else None
         prefill_kernel[(self._tiles.shape[0], n.num_kv_heads)](
             q, k, v, sinks, out, out if lse is None else lse, self._tiles, table,
-            n.window or 0, n.softmax_scale * LOG2E, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-            v.stride(0), v.stride(1), out.stride(0), out.stride(1), table.stride(0),
+            *(scales or (sinks, sinks)), n.window or 0, n.softmax_scale * LOG2E,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
+            table.stride(0),
             NUM_HEADS=n.num_heads, GROUP=n.group, HEAD_DIM=n.head_dim, WINDOWED=n.window is not None,
             PAGED=page_size > 0, PAGE_SIZE=page_size, SINK_FIRST=self._lse != "without_sink", LSE=lse is not None,
-            PRECISION=_precision(n), INTERPRET=INTERPRETED, **self._config,
+            E4M3=scales is not None, PRECISION=_precision(n), INTERPRET=INTERPRETED, **self._config,
         )
         return out if lse is None else (out, lse)
 
@@ -64,8 +69,11 @@ class _TilePrefill:
 class TritonPrefill(_TilePrefill):
     """Ragged prefill with the own kernel."""
 
-    def __init__(self, layer: LayerKind, cu_q: torch.Tensor, cu_k: torch.Tensor, *, device, lse: str | None) -> None:
-        super().__init__(layer, cu_q, cu_k.diff(), cu_k[:-1], device, lse)
+    def __init__(
+        self, layer: LayerKind, cu_q: torch.Tensor, cu_k: torch.Tensor, *, device, lse: str | None,
+        config: dict[str, int] | None = None,
+    ) -> None:
+        super().__init__(layer, cu_q, cu_k.diff(), cu_k[:-1], device, lse, config)
 
     def __call__(self, q, k, v, sinks, out):
         return self._launch(q, k, v, sinks, out, self._tiles, 0)
@@ -80,9 +88,9 @@ class TritonPagedPrefill(_TilePrefill):
         self._page_size = page_size
         self._table = page_table.to(device).contiguous()
 
-    def __call__(self, q, k_pages, v_pages, sinks, out):
+    def __call__(self, q, k_pages, v_pages, sinks, out, scales=None):
         k, v = (_as_rows(name, pages) for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)))
-        return self._launch(q, k, v, sinks, out, self._table, self._page_size)
+        return self._launch(q, k, v, sinks, out, self._table, self._page_size, scales)
 
 
 def _as_rows(name: str, pages: torch.Tensor) -> torch.Tensor:
@@ -105,18 +113,24 @@ DECODE_PROGRAMS = 528           # four programs fit each of an H200's 132 multip
 
 @register_plan("attention.paged_decode", "triton", triton_obstacle)
 class TritonPagedDecode:
-    """Split-KV decode with the own kernels. The grid depends on the capacity alone, so a run can be captured."""
+    """Split-KV decode with the own kernels. The grid depends on the capacity alone, so a run can be captured.
 
-    def __init__(self, layer, kv_lens, page_table, *, page_size: int, lse: str | None) -> None:
+    programs, config: a grid and launch options other than the chosen ones, to compare them.
+    """
+
+    def __init__(
+        self, layer, kv_lens, page_table, *, page_size: int, lse: str | None, programs: int = DECODE_PROGRAMS,
+        config: dict[str, int] | None = None,
+    ) -> None:
         from gptoss_kernels.attention.triton_decode import split_count
 
         self._layer, self._lens, self._table = layer, kv_lens, page_table
         self._page_size, self._lse = page_size, lse
         batch, n = kv_lens.numel(), layer
         keys = page_table.shape[1] * page_size
-        self._config = decode_config(layer)
+        self._config = config or decode_config(layer)
         blocks = 1 if n.window is not None else -(-keys // self._config["BLOCK_N"])  # a window is too short to split
-        self.splits = split_count(batch, n.num_kv_heads, blocks, DECODE_PROGRAMS)
+        self.splits = split_count(batch, n.num_kv_heads, blocks, programs)
         parts = batch * n.num_heads * (self.splits if self.splits > 1 else 0)
         self._part_out = kv_lens.new_empty((parts, n.head_dim), dtype=torch.float32)
         self._part_m = kv_lens.new_empty(parts, dtype=torch.float32)
@@ -125,7 +139,7 @@ class TritonPagedDecode:
     def step(self, kv_lens: torch.Tensor, page_table: torch.Tensor) -> None:
         """Nothing to prepare: the kernels read the plan's buffers on the device."""
 
-    def __call__(self, q, k_pages, v_pages, sinks, out):
+    def __call__(self, q, k_pages, v_pages, sinks, out, scales=None):
         from gptoss_kernels.attention.triton_decode import decode_kernel, merge_kernel
         from gptoss_kernels.attention.triton_prefill import INTERPRETED, next_power_of_two
 
@@ -135,10 +149,10 @@ class TritonPagedDecode:
                   "WINDOWED": n.window is not None, "SINK_FIRST": self._lse != "without_sink", "LSE": lse is not None}
         decode_kernel[(self.splits, n.num_kv_heads, batch)](
             q, k_pages, v_pages, sinks, out, out if lse is None else lse, self._part_out, self._part_m, self._part_den,
-            self._lens, self._table, n.window or 0, n.softmax_scale * LOG2E,
+            self._lens, self._table, *(scales or (sinks, sinks)), n.window or 0, n.softmax_scale * LOG2E,
             q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3], out.stride(0), out.stride(1),
             self._table.stride(0), GROUP=n.group, ROWS=max(16, next_power_of_two(n.group)),
-            PAGE_SIZE=self._page_size, PRECISION=_precision(n), INTERPRET=INTERPRETED,
+            PAGE_SIZE=self._page_size, E4M3=scales is not None, PRECISION=_precision(n), INTERPRET=INTERPRETED,
             **shared, **self._config,
         )
         if self.splits > 1:

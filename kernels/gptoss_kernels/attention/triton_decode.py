@@ -11,6 +11,9 @@ start empty and the merge adds the sink, again once.)
 Why this way: how many splits a sequence really uses is worked out on the GPU from its length, so the grid is fixed by
 the capacity and the launch can be captured in a CUDA graph and replayed as lengths grow.
 
+Pages in e4m3 are widened to the query's format as they are read, which is exact; the key's scale is folded into the
+score's and the value's into a split's output, once per head.
+
 What is lost: the merge is a second launch, about 2 us outside a graph; a split writes fp32 partial outputs.
 """
 from __future__ import annotations
@@ -36,16 +39,17 @@ def _split_range(length, window, split, SPLITS: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def decode_kernel(
-    q, k_pages, v_pages, sinks, out, lse, part_out, part_m, part_den, kv_lens, page_table,
+    q, k_pages, v_pages, sinks, out, lse, part_out, part_m, part_den, kv_lens, page_table, key_scales, value_scales,
     window, scale_log2,
     stride_qb, stride_qh, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt, stride_vh, stride_ob, stride_oh,
     stride_table,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SINK_FIRST: tl.constexpr, LSE: tl.constexpr, PRECISION: tl.constexpr,
+    SINK_FIRST: tl.constexpr, LSE: tl.constexpr, E4M3: tl.constexpr, PRECISION: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Grid (splits, key heads, batch). part_out [B, Hq, SPLITS, D] fp32, part_m and part_den [B, Hq, SPLITS] fp32."""
+    """Grid (splits, key heads, batch). part_out [B, Hq, SPLITS, D] fp32, part_m and part_den [B, Hq, SPLITS] fp32.
+    key_scales, value_scales: [Hkv] fp32, read with E4M3 pages alone."""
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -70,6 +74,8 @@ def decode_kernel(
     table = page_table + b * stride_table
     k_pages += kv_head * stride_kh
     v_pages += kv_head * stride_vh
+    if E4M3:
+        scale_log2 = scale_log2 * tl.load(key_scales + kv_head)
     for n in range(begin, end, BLOCK_N):
         at = n + offs_n
         inside = at < end
@@ -83,6 +89,9 @@ def decode_kernel(
             rows_v = pages * stride_vp + (at % PAGE_SIZE) * stride_vt
         kb = tl.load(k_pages + rows_k[:, None] + offs_d[None, :], mask=inside[:, None], other=0.0)
         vb = tl.load(v_pages + rows_v[:, None] + offs_d[None, :], mask=inside[:, None], other=0.0)
+        if E4M3:
+            kb = kb.to(qb.dtype)
+            vb = vb.to(qb.dtype)
         zero = tl.zeros([ROWS, BLOCK_N], tl.float32)
         s = _product(qb, tl.trans(kb), zero, PRECISION, INTERPRET) * scale_log2  # [ROWS, BLOCK_N]
         seen = inside
@@ -96,6 +105,8 @@ def decode_kernel(
         den = den * keep + tl.sum(p, axis=1)
         acc = _product(p.to(vb.dtype), vb, acc * keep[:, None], PRECISION, INTERPRET)
         m = new
+    if E4M3:
+        acc = acc * tl.load(value_scales + kv_head)
 
     if SPLITS == 1:
         total = den

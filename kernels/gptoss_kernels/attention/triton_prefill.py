@@ -11,6 +11,10 @@ Why packed: a tile of 128 rows is then 16 queries x 8 heads. Key blocks are read
 sliding layer the keys a tile needs are window + 15 and not window + 127, which nearly halves the work. A sliding tile
 starts at exactly its first key, takes whole blocks as far as every row's own key, and finishes in blocks of 16.
 
+Pages in e4m3 are widened to the query's format as they are read, which is exact; the key's scale is folded into the
+score's and the value's into the output, once per head. (Multiplying e4m3 by e4m3 would be faster and would round the
+queries and the weights too.)
+
 What is lost: no warp specialisation by hand and no overlap of one tile's softmax with another's products beyond what
 the compiler finds; the exponentials of a head_dim of 64 cost as much as its products, so that overlap is what the best
 kernels win by.
@@ -55,7 +59,7 @@ def _block(
     q, acc, m, den, k, v, table, n, sequence_base, limit, position, window, scale_log2,
     stride_k, stride_v, offs_d,
     BLOCK: tl.constexpr, PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, MASK_HIGH: tl.constexpr,
-    MASK_LOW: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    MASK_LOW: tl.constexpr, E4M3: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):
     """One step of the online softmax over keys n .. n + BLOCK. Scores and state are in units of log2."""
     offs_n = tl.arange(0, BLOCK)
@@ -67,6 +71,9 @@ def _block(
     else:
         kb = tl.load(k + rows[:, None] * stride_k + offs_d[None, :])
         vb = tl.load(v + rows[:, None] * stride_v + offs_d[None, :])
+    if E4M3:
+        kb = kb.to(q.dtype)
+        vb = vb.to(q.dtype)
     zero = tl.zeros([q.shape[0], BLOCK], tl.float32)
     s = _product(q, tl.trans(kb), zero, PRECISION, INTERPRET)                # [rows, BLOCK]
     key = (n + offs_n)[None, :]
@@ -85,15 +92,16 @@ def _block(
 
 @triton.jit
 def prefill_kernel(
-    q, k, v, sinks, out, lse, tiles, page_table,
+    q, k, v, sinks, out, lse, tiles, page_table, key_scales, value_scales,
     window, scale_log2,
     stride_qt, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_ot, stride_oh, stride_table,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, WINDOWED: tl.constexpr,
     PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, SINK_FIRST: tl.constexpr, LSE: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    E4M3: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):
-    """Grid (tiles, key heads). tiles: the rows of `tile_table`. With PAGED the keys are found through page_table."""
+    """Grid (tiles, key heads). tiles: the rows of `tile_table`. With PAGED the keys are found through page_table.
+    key_scales, value_scales: [Hkv] fp32, read with E4M3 pages alone."""
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
     sequence = tl.load(tile)
@@ -125,6 +133,8 @@ def prefill_kernel(
 
     k += kv_head * stride_kh
     v += kv_head * stride_vh
+    if E4M3:
+        scale_log2 = scale_log2 * tl.load(key_scales + kv_head)
     table = page_table + sequence.to(tl.int64) * stride_table
     least = k_len - q_len + first                                            # position of the tile's first query
     last = tl.minimum(first + BLOCK_M // GROUP_ROWS, q_len) - 1
@@ -134,11 +144,13 @@ def prefill_kernel(
     for n in range(low, whole, BLOCK_N):
         acc, m, den = _block(qb, acc, m, den, k, v, table, n, k_begin, limit, position, window, scale_log2,
                            stride_k, stride_v, offs_d,
-                           BLOCK_N, PAGED, PAGE_SIZE, False, WINDOWED, PRECISION, INTERPRET)
+                           BLOCK_N, PAGED, PAGE_SIZE, False, WINDOWED, E4M3, PRECISION, INTERPRET)
     for n in range(whole, limit, TAIL_N):
         acc, m, den = _block(qb, acc, m, den, k, v, table, n, k_begin, limit, position, window, scale_log2,
                            stride_k, stride_v, offs_d,
-                           TAIL_N, PAGED, PAGE_SIZE, True, WINDOWED, PRECISION, INTERPRET)
+                           TAIL_N, PAGED, PAGE_SIZE, True, WINDOWED, E4M3, PRECISION, INTERPRET)
+    if E4M3:
+        acc = acc * tl.load(value_scales + kv_head)
 
     total = den
     if not SINK_FIRST:                                                       # fold the sink in after the loop

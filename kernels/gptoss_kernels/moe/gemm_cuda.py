@@ -16,6 +16,10 @@ from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.quant.norm_quant import empty_scales
 
 TILE_M = 128
+TILE_COLUMNS = (128, 192, 256)
+"""Widths of a bf16 tile that the kernel can be compiled for."""
+CHOSEN_COLUMNS = 192
+"""The widest that divides 2880 and 5760, the widths of gpt-oss's products."""
 
 
 @functools.cache
@@ -41,10 +45,11 @@ def obstacle(device: torch.device | str | None = None, **needs: object) -> str |
 
 
 def gemm_defines(n: int, k: int, experts: int, *, swiglu: bool, bias: bool, alpha: float = 1.702,
-                 limit: float = 7.0) -> tuple[tuple[str, object], ...]:
-    """The compile-time constants of one specialisation of `grouped_gemm.cu`."""
+                 limit: float = 7.0, columns: int | None = None) -> tuple[tuple[str, object], ...]:
+    """The compile-time constants of one specialisation of `grouped_gemm.cu`. columns: see `grouped_gemm`."""
+    tile = () if columns is None else (("TILE_COLUMNS", columns),)
     return (("N", n), ("K", k), ("EXPERTS", experts), ("EPILOGUE", int(swiglu)), ("HAS_BIAS", int(bias)),
-            ("ALPHA", f"{float(alpha)!r}f"), ("LIMIT", f"{float(limit)!r}f"))
+            ("ALPHA", f"{float(alpha)!r}f"), ("LIMIT", f"{float(limit)!r}f"), *tile)
 
 
 def grouped_gemm(
@@ -58,23 +63,28 @@ def grouped_gemm(
     swiglu: bool = False,
     alpha: float = 1.702,
     limit: float = 7.0,
+    columns: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """y[m] = bias[e] + a[m] . b[e]^T for every row m of expert e, rows of an expert aligned to 128.
 
     a: [M, K] float8_e4m3fn, M a multiple of 128. a_scale: [M, ceil(K/128)] fp32, column-major (`empty_scales`).
     b: [E, N, K] float8_e4m3fn. b_scale: [E, ceil(N/128), ceil(K/128)] fp32. bias: [E, N] fp32, or None.
-    counts: [E] int32, on the device. N and K multiples of 32.
+    counts: [E] int32, on the device. N and K multiples of 32. columns: of a tile, one of TILE_COLUMNS,
+    CHOSEN_COLUMNS by default; with `swiglu` always 256, one scale group of the result.
     Returns y [M, N] bf16; with `swiglu`, N's columns being gate and up in turn: h [M, N/2] float8_e4m3fn and its scale
     [M, ceil(N/256)] fp32, column-major. Padding rows of the result hold anything.
     """
     check_operands(a, a_scale, b, b_scale, bias, counts)
     if swiglu and b.shape[1] % 128:
         raise ValueError(f"grouped_gemm: SwiGLU over {b.shape[1]} columns; a multiple of 128 is needed")
+    columns = (256 if swiglu else CHOSEN_COLUMNS) if columns is None else columns
+    if columns not in ((256,) if swiglu else TILE_COLUMNS):
+        raise ValueError(f"grouped_gemm: tiles of {columns} columns; {256 if swiglu else '128, 192 or 256'} is needed")
     m, k = a.shape
     e, n, _ = b.shape
     device = a.device.index or 0
     kernel = driver.load("grouped_gemm.cu", "grouped_gemm", gemm_defines(
-        n, k, e, swiglu=swiglu, bias=bias is not None, alpha=alpha, limit=limit), device)
+        n, k, e, swiglu=swiglu, bias=bias is not None, alpha=alpha, limit=limit, columns=columns), device)
     a_map = driver.tensor_map(a.data_ptr(), 1, m, k, 64, 128)
     if swiglu:
         out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
@@ -85,7 +95,7 @@ def grouped_gemm(
         out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device)
         out_scale = a_scale                                             # passed, never written
         out_map = driver.tensor_map(out.data_ptr(), 2, m, n, 64, 64)
-        b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, 96, 128)
+        b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, columns // 2, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
         a_map, b_map, out_map, a_scale, ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias,
         counts, out_scale, ctypes.c_int(out_scale.stride(1))])

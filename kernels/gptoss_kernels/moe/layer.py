@@ -156,15 +156,17 @@ _BACKENDS = {
 def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
     _, _, align, experts, bias_in_combine = _BACKENDS[backend]
 
-    def moe_layer(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, **precision) -> torch.Tensor:
+    def moe_layer(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True,
+                  num_tokens: torch.Tensor | None = None, **precision) -> torch.Tensor:
         """x: [T, H], the residual stream, bf16 (triton: or fp32). precision: logits_dtype and weight_dtype of `route`.
 
-        residual: add x. Returns [T, H] in x's dtype.
+        residual: add x. num_tokens: [1] int32 on the device, rows that are real; the others reach no expert.
+        Returns [T, H] in x's dtype; padding rows are x, or 0 without residual.
         """
         w = weights
         r = route(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
                   norm_eps=w.norm_eps, align=align(x.shape[0], w.gate_up.form), local_experts=w.local_experts,
-                  **precision)
+                  num_tokens=num_tokens, **precision)
         held = Experts(w.gate_up, w.gate_up_bias, w.down, w.down_bias, w.alpha, w.limit)
         y = experts(x, w.norm, w.norm_eps, r, held)
         return _combine(y, x, r, residual, w.down_bias if bias_in_combine else None, w.first_expert)
@@ -197,9 +199,12 @@ moe_layer_cuda, moe_layer_deepgemm, moe_layer_triton = (_make_layer(name) for na
 @register("moe_layer", "reference", rank=1000)
 def moe_layer_reference(
     x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, logits_dtype: torch.dtype = torch.float32,
-    weight_dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype = torch.float32, num_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Plain torch in x's dtype, activations not quantised; any weight form. x: [T, H]; returns [T, H] in x's dtype."""
+    """Plain torch in x's dtype, activations not quantised; any weight form. x: [T, H]; returns [T, H] in x's dtype.
+
+    num_tokens: as in the other backends.
+    """
     w = weights
     t = rms_norm(x, w.norm, w.norm_eps)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -207,6 +212,9 @@ def moe_layer_reference(
     if logits_dtype == torch.bfloat16:
         logits = logits.bfloat16()
     ids, shares = reference_route(logits, w.experts_per_token, weight_dtype)
+    if num_tokens is not None:
+        real = torch.arange(x.shape[0], device=x.device)[:, None] < num_tokens
+        ids, shares = torch.where(real, ids, -1), torch.where(real, shares, 0)
     out = reference_moe(t, ids, shares, w.gate_up, w.gate_up_bias.to(x.dtype), w.down, w.down_bias.to(x.dtype),
                         alpha=w.alpha, limit=w.limit, first_expert=w.first_expert)
     return x + out if residual else out

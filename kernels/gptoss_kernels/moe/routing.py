@@ -9,6 +9,9 @@ as well, selected and placed by one program in the second launch.
 
 Another routing scheme is another `_weigh`: DeepSeek-style "softmax over all, then top-k" is the `SOFTMAX_BEFORE` line.
 
+The batch of a captured step may be larger than the requests in it: `num_tokens` on the device says how many of the rows
+are real, and the others get no expert (id -1), no place and no count, so they cost no weight and change no buffer.
+
 Precision: the normalised row is rounded to the activations' dtype, as the model does; logits accumulate in fp32. What
 the reference rounds on the way is a switch: `logits_dtype` rounds the logits before the selection, `weight_dtype` the
 weights after the softmax. Lost: an fp64 form; the reference module has it.
@@ -32,11 +35,12 @@ FEW_TOKENS = 128        # up to here one program per token selects; above, one p
 class Routing:
     """What routing decided, all on the device.
 
-    ids: [T, k] int32, by descending logit. weights: [T, k]. row_of: [T, k] int32, the row of the sorted buffer that
-    holds this token for this expert (the inverse map for the combine), -1 where the expert is not local. counts: [E]
-    int32, rows of each local expert. starts: [E] int32, its first row. tile_expert, tile_rows: [tiles] int32, local
-    expert of each tile of `align` rows (-1: nothing to do) and its real rows. token_of: [tiles * align] int32, token of
-    a row (-1: padding). row_expert: [tiles * align] int32, local expert of a row (-1: padding). rows: tiles * align.
+    ids: [T, k] int32, by descending logit; -1 in padding rows. weights: [T, k]. row_of: [T, k] int32, the row of the
+    sorted buffer that holds this token for this expert (the inverse map for the combine), -1 where the expert is not
+    local. counts: [E] int32, rows of each local expert. starts: [E] int32, its first row. tile_expert, tile_rows:
+    [tiles] int32, local expert of each tile of `align` rows (-1: nothing to do) and its real rows. token_of: [tiles *
+    align] int32, token of a row (-1: padding). row_expert: [tiles * align] int32, local expert of a row (-1: padding).
+    rows: tiles * align.
     """
 
     ids: torch.Tensor
@@ -120,10 +124,21 @@ def _weigh(logits, values, experts, E, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
 
 
 @triton.jit
-def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, block_counts_ptr, T, E, first_local,
-                   local_count, H: tl.constexpr, NORM: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
-                   SOFTMAX_BEFORE: tl.constexpr, ROUND_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
-                   BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
+def _without_padding(ids, weights, rows, real_ptr, MASKED: tl.constexpr):
+    """Rows from the number at real_ptr on are padding: expert -1, weight 0."""
+    if MASKED:
+        real = (rows < tl.load(real_ptr))[:, None]
+        ids = tl.where(real, ids, -1)
+        weights = tl.where(real, weights, 0.0)
+    return ids, weights
+
+
+@triton.jit
+def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, real_ptr, ids_ptr, weights_ptr, block_counts_ptr, T, E,
+                   first_local, local_count, MASKED: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
+                   TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr,
+                   ROUND_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
+                   EPS: tl.constexpr):
     """Many tokens, first launch: one program chooses for BLOCK_T tokens and counts its rows per expert."""
     rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     valid = rows < T
@@ -134,6 +149,7 @@ def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, 
         logits = to_dtype(logits, tl.bfloat16).to(tl.float32)
     values, ids = _select(logits, experts, E, TOP, TOP_PAD, BLOCK_T, BLOCK_E)
     weights = _weigh(logits, values, experts, E, TOP, TOP_PAD, SOFTMAX_BEFORE)
+    ids, weights = _without_padding(ids, weights, rows, real_ptr, MASKED)
     slot = tl.arange(0, TOP_PAD)[None, :]
     at = rows[:, None] * TOP + slot
     keep = valid[:, None] & (slot < TOP)
@@ -170,10 +186,11 @@ def _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H: tl.co
 
 
 @triton.jit
-def _choose_one_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_ptr, block_counts_ptr, E, first_local,
-                       local_count, H: tl.constexpr, NORM: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
-                       SOFTMAX_BEFORE: tl.constexpr, ROUND_LOGITS: tl.constexpr, BLOCK_E: tl.constexpr,
-                       BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
+def _choose_one_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, real_ptr, ids_ptr, weights_ptr, block_counts_ptr, E,
+                       first_local, local_count, MASKED: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
+                       TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr,
+                       ROUND_LOGITS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr,
+                       EPS: tl.constexpr):
     """Some tens of tokens, first launch: one program per token, which reads the whole router (from L2)."""
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_E)
@@ -183,6 +200,7 @@ def _choose_one_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, ids_ptr, weights_p
     logits = logits[None, :]
     values, ids = _select(logits, experts, E, TOP, TOP_PAD, 1, BLOCK_E)
     weights = _weigh(logits, values, experts, E, TOP, TOP_PAD, SOFTMAX_BEFORE)
+    ids, weights = _without_padding(ids, weights, row + tl.zeros((1,), dtype=tl.int64), real_ptr, MASKED)
     slot = tl.arange(0, TOP_PAD)[None, :]
     tl.store(ids_ptr + row * TOP + slot, ids, mask=slot < TOP)
     tl.store(weights_ptr + row * TOP + slot, to_dtype(weights, weights_ptr.dtype.element_ty), mask=slot < TOP)
@@ -291,11 +309,12 @@ def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_pt
 
 
 @triton.jit
-def _choose_and_place_kernel(logits_ptr, ids_ptr, weights_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr,
-                             tile_expert_ptr, tile_rows_ptr, row_expert_ptr, T, E, first_local, local_count, tiles,
-                             TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr,
-                             ROUND_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
-                             ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr, SLOTS: tl.constexpr):
+def _choose_and_place_kernel(logits_ptr, real_ptr, ids_ptr, weights_ptr, row_of_ptr, token_of_ptr, counts_ptr,
+                             starts_ptr, tile_expert_ptr, tile_rows_ptr, row_expert_ptr, T, E, first_local,
+                             local_count, tiles, MASKED: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+                             SOFTMAX_BEFORE: tl.constexpr, ROUND_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+                             BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr,
+                             SLOTS: tl.constexpr):
     """Few tokens, second launch, one program: select, weigh, count, place."""
     experts = tl.arange(0, BLOCK_E)
     counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
@@ -309,6 +328,7 @@ def _choose_and_place_kernel(logits_ptr, ids_ptr, weights_ptr, row_of_ptr, token
             logits = to_dtype(logits, tl.bfloat16).to(tl.float32)
         values, ids = _select(logits, experts, E, TOP, TOP_PAD, BLOCK_T, BLOCK_E)
         weights = _weigh(logits, values, experts, E, TOP, TOP_PAD, SOFTMAX_BEFORE)
+        ids, weights = _without_padding(ids, weights, rows, real_ptr, MASKED)
         at = rows[:, None] * TOP + slot
         keep = valid[:, None] & (slot < TOP)
         tl.store(ids_ptr + at, ids, mask=keep)
@@ -344,6 +364,7 @@ def route(
     weight_dtype: torch.dtype = torch.float32,
     align: int = 128,
     local_experts: tuple[int, int] | None = None,
+    num_tokens: torch.Tensor | None = None,
 ) -> Routing:
     """Choose experts for every token and lay out their rows.
 
@@ -351,10 +372,13 @@ def route(
     already normalised. router_weight: [E, H] in x's dtype. router_bias: [E]. softmax: "after" the selection (gpt-oss)
     or "before" it (over all experts, not renormalised). logits_dtype, weight_dtype: fp32 or bf16, what the logits and
     the weights are rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held
-    here (expert parallelism); rows of others get no place. Raises ValueError on shapes or settings that do not fit.
+    here (expert parallelism); rows of others get no place. num_tokens: [1] int32 on x's device, how many of the T rows
+    are real; the rest get id -1, weight 0 and no place (None: all are real). Raises ValueError on shapes or settings
+    that do not fit.
     """
     _check_route(x, router_weight, router_bias, norm_weight, experts_per_token, softmax, logits_dtype, weight_dtype,
                  align)
+    _check_num_tokens(num_tokens, x.device)
     t, h = x.shape
     e = router_weight.shape[0]
     first, last = _local_range(local_experts, e)
@@ -365,9 +389,10 @@ def route(
     block_e = max(16, triton.next_power_of_2(e))
     shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8}
     choice = {"TOP_PAD": triton.next_power_of_2(experts_per_token), "SOFTMAX_BEFORE": softmax == "before",
-              "ROUND_LOGITS": logits_dtype == torch.bfloat16}
+              "ROUND_LOGITS": logits_dtype == torch.bfloat16, "MASKED": num_tokens is not None}
     norm = {"H": h, "NORM": norm_weight is not None, "EPS": norm_eps}
     gain = router_bias if norm_weight is None else norm_weight          # a pointer that is never read without NORM
+    real = ids if num_tokens is None else num_tokens                    # nor this one without MASKED
     local = (first, last - first)
     padded = triton.next_power_of_2(h)
     if t <= ONE_PROGRAM:
@@ -376,7 +401,7 @@ def route(
                                                BLOCK_H=min(1024, padded), H_PAD=padded, num_warps=8)
         few = triton.next_power_of_2(t)
         _choose_and_place_kernel[(1,)](
-            logits, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
+            logits, real, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
             SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4)
         return _routing(ids, weights, row_of, token_of, tables, align)
     block_t = 1 if t <= FEW_TOKENS else 64
@@ -384,11 +409,11 @@ def route(
     block_counts = torch.empty(blocks, block_e, **i32)
     if block_t == 1:
         _choose_one_kernel[(t,)](
-            x, gain, router_weight, router_bias, ids, weights, block_counts, e, *local, **norm, **choice,
+            x, gain, router_weight, router_bias, real, ids, weights, block_counts, e, *local, **norm, **choice,
             TOP=experts_per_token, BLOCK_E=block_e, BLOCK_H=min(128, padded), H_PAD=padded, num_warps=8)
     else:
         _choose_kernel[(blocks,)](
-            x, gain, router_weight, router_bias, ids, weights, block_counts, t, e, *local, **norm, **choice,
+            x, gain, router_weight, router_bias, real, ids, weights, block_counts, t, e, *local, **norm, **choice,
             TOP=experts_per_token, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=128, num_warps=8, num_stages=3)
     _place_kernel[(blocks,)](
         ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
@@ -419,6 +444,13 @@ def place(
         BLOCK_E=block_e, ALIGN=align, BLOCK_TILES=8, BLOCK_T=block_t, CHUNK=32,
         SLOTS=triton.next_power_of_2(min(64, block_t * top)), num_warps=4)
     return _routing(ids, weights.contiguous(), row_of, token_of, tables, align)
+
+
+def _check_num_tokens(num_tokens: torch.Tensor | None, device: torch.device) -> None:
+    if num_tokens is not None and (num_tokens.shape != (1,) or num_tokens.dtype != torch.int32
+                                   or num_tokens.device != device):
+        raise ValueError(f"route: num_tokens is {num_tokens.dtype} {list(num_tokens.shape)} on {num_tokens.device}; "
+                         f"int32 [1] on {device} is needed")
 
 
 def _local_range(local_experts: tuple[int, int] | None, experts: int) -> tuple[int, int]:

@@ -61,7 +61,7 @@ def norm_quantise(
     """Quantise (after RMSNorm, if a weight is given) every row of x, and put it where `row_of` says.
 
     x: [T, H] bf16 or fp32, contiguous. norm_weight: [H]. row_of: [T, k] int32, rows of the output that receive this
-    token (-1: nowhere); rows: how many rows the output has. Without row_of the output has x's rows.
+    token (-1: nowhere). rows: how many rows the output has; without row_of the first T of them are x's (default: T).
     Returns q [rows, H] float8_e4m3fn and scale [rows, ceil(H / 128)] fp32 (column-major). Rows that nobody was sent to
     keep whatever the memory held, NaN included.
     """
@@ -71,8 +71,10 @@ def norm_quantise(
     t, h = x.shape
     if norm_weight is not None and norm_weight.shape != (h,):
         raise ValueError(f"norm_quantise: norm weight has shape {list(norm_weight.shape)}; [{h}] is needed")
-    if (row_of is None) != (rows is None):
-        raise ValueError("norm_quantise: row_of and rows belong together; one of them is missing")
+    if row_of is not None and rows is None:
+        raise ValueError("norm_quantise: row_of is given and rows missing; rows is how many rows the output has")
+    if row_of is None and rows is not None and rows < t:
+        raise ValueError(f"norm_quantise: {t} rows do not fit an output of {rows}; at least {t} are needed")
     if row_of is not None and (row_of.dim() != 2 or row_of.shape[0] != t or not row_of.is_contiguous()):
         raise ValueError(f"norm_quantise: row_of has shape {list(row_of.shape)}; [{t}, k] contiguous is needed")
     q = torch.empty(t if rows is None else rows, h, dtype=torch.float8_e4m3fn, device=x.device)

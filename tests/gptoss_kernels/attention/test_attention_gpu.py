@@ -126,6 +126,54 @@ def test_paged_decode(window, lens):
                 lse_close(f"{name} {lse}", value, wanted)
 
 
+def in_e4m3(k, v):
+    """Codes, fp32 scales of each key head, and what both mean together in fp64."""
+    heads = torch.arange(1, k.shape[1] + 1, device=k.device)
+    scales = tuple((x.abs().amax(dim=(0, 2)).float() / 448 * (1 + heads / 10)).contiguous() for x in (k, v))
+    codes = [(x.float() / s[:, None]).to(torch.float8_e4m3fn) for x, s in zip((k, v), scales, strict=True)]
+    return codes, scales, [c.double() * s.double()[:, None] for c, s in zip(codes, scales, strict=True)]
+
+
+def ready_for_e4m3(form, window, shape):
+    kind = "full" if window is None else "sliding"
+    found = backends(f"attention.{form}.{kind}", layer=LayerKind(*shape, window=window), device=torch.device("cuda"),
+                     lse=None, page_size=64, kv_dtype=torch.float8_e4m3fn)
+    names = [name for name, obstacle in found.items() if obstacle is None and name != "reference"]
+    assert "triton" in names
+    return names
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("shape", [(64, 8, 64), (12, 4, 64)])
+def test_prefill_over_e4m3_pages(shape, window):
+    q, k, v, s, cu_q, cu_k = batch([1, 128, 333], [129, 128, 3000], shape, sinks=SINKS)
+    codes, scales, meant = in_e4m3(k, v)
+    k_pages, v_pages, lens, table = to_pages(*codes, cu_k, 64)
+    out, with_sink, _ = expected(q, *meant, s, cu_q, cu_k, window)
+    for name in ready_for_e4m3("paged_prefill", window, shape):
+        got, value = paged_prefill(q, k_pages, v_pages, s, cu_seqlens_q=cu_q, kv_lens=lens, page_table=table,
+                                   window=window, lse="with_sink", backend=name, scales=scales)
+        close(name, got, out, torch.bfloat16)
+        lse_close(name, value, with_sink)
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("lens", [[1, 127, 128, 129, 8192], [5000], [300] * 40])
+def test_decode_over_e4m3_pages(window, lens):
+    shape = (64, 8, 64)
+    q, k, v, s, cu_q, cu_k = batch([1] * len(lens), lens, shape, sinks=SINKS)
+    codes, scales, meant = in_e4m3(k, v)
+    k_pages, v_pages, kv_lens, table = to_pages(*codes, cu_k, 64)
+    out, with_sink, _ = expected(q, *meant, s, cu_q, cu_k, window)
+    for name in ready_for_e4m3("paged_decode", window, shape):
+        where = {"kv_lens": kv_lens, "page_table": table, "window": window, "backend": name}
+        got, value = paged_decode(q, k_pages, v_pages, s, lse="with_sink", scales=scales, **where)
+        close(name, got, out, torch.bfloat16)
+        lse_close(name, value, with_sink)
+        doubled = paged_decode(q, k_pages, v_pages, s, scales=(scales[0], scales[1] * 2), **where)
+        close(f"{name}, value scales doubled", doubled, 2 * out, torch.bfloat16)
+
+
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 1500)), min_size=1, max_size=4),

@@ -41,3 +41,14 @@ def test_gluon_kernel(layer):
     """Three warpgroups and a producer take all registers of a multiprocessor; the few spills lie outside the loop."""
     made = ahead.compile_gluon(layer)
     assert made.wgmma == 108 and made.threads == 512 and made.stack <= 64 and made.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize("layer", [FULL, SLIDING])
+def test_e4m3_pages_cost_no_program_and_no_spill(layer):
+    """Half the shared memory for keys and values; they are widened in registers, and as many programs fit as before."""
+    prefill = ahead.compile_prefill(layer, page_size=64, lse=True, e4m3=True)
+    decode = ahead.compile_decode(layer, e4m3=True)
+    assert prefill.stack == 0 and prefill.wgmma > 0 and decode.stack == 0
+    assert 2 * prefill.registers * prefill.threads <= 65536 and 2 * prefill.shared <= 227 * 1024
+    assert 4 * decode.registers * decode.threads <= 65536
+    assert decode.shared < 0.6 * ahead.compile_decode(layer).shared

@@ -171,3 +171,66 @@ def test_a_batch_without_queries_gives_nothing():
     empty = torch.zeros(0, 6, 16)
     out, lse = prefill(empty, torch.zeros(0, 2, 16), torch.zeros(0, 2, 16), None, cu_seqlens_q=[0, 0], lse="with_sink")
     assert out.shape == (0, 6, 16) and lse.shape == (0, 6)
+
+
+def e4m3_pages(heads=2, dim=16, pages=3, page_size=16, seed=0):
+    """(codes in e4m3 [pages, page_size, heads, dim] twice, two fp32 scales [heads], what they mean in fp64)."""
+    g = torch.Generator().manual_seed(seed)
+    codes = [torch.randn(pages, page_size, heads, dim, generator=g).mul(60).to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = tuple(torch.rand(heads, generator=g) / 50 + 0.005 for _ in range(2))
+    return codes, scales, [c.double() * s.double()[:, None] for c, s in zip(codes, scales, strict=True)]
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_reference_over_e4m3_pages_equals_the_dense_softmax(window):
+    """40 tokens in three shuffled pages, prefill of all of them and decode of the last, against fp64."""
+    codes, scales, meant = e4m3_pages()
+    q, _, _, sinks = tensors(40)
+    table = torch.tensor([[2, 0, 1]], dtype=torch.int32)
+    k, v = (x[table[0].long()].flatten(0, 1)[:40] for x in meant)
+    expected, _ = dense(q, k, v, sinks, window)
+    lens = torch.tensor([40], dtype=torch.int32)
+    where = {"kv_lens": lens, "page_table": table, "window": window, "backend": "reference", "scales": scales}
+    out = paged_prefill(q, *codes, sinks, cu_seqlens_q=[0, 40], **where)
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+    last = paged_decode(q[-1:].contiguous(), *codes, sinks, **where)
+    torch.testing.assert_close(last.double(), expected[-1:], atol=1e-6, rtol=1e-5)
+    other = paged_decode(q[-1:].contiguous(), *codes, sinks, **{**where, "scales": (scales[0] * 2, scales[1])})
+    assert (other - last).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("form", ["paged_prefill", "paged_decode"])
+@pytest.mark.parametrize("window", [None, 128])
+def test_only_triton_and_the_reference_read_e4m3_pages(form, window):
+    layer = LayerKind(64, 8, 64, window=window)
+    needs = {"layer": layer, "device": torch.device("cpu"), "lse": None, "page_size": 64}
+    kind = "full" if window is None else "sliding"
+    found = backends(f"attention.{form}.{kind}", kv_dtype=torch.float8_e4m3fn, **needs)
+    others = set(found) - {"triton", "reference"}
+    assert found["reference"] is None and len(others) >= 2
+    assert {found[name] for name in others} == {"is not wired for e4m3 pages; triton reads them"}
+    assert found["triton"] == backends(f"attention.{form}.{kind}", **needs)["triton"]
+    with pytest.raises(BackendUnavailable, match="xqa.*not wired for e4m3 pages"):
+        PagedDecode(layer, batch=1, max_kv_len=64, page_size=64, device="cpu", backend="xqa",
+                    kv_dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"scales": None}, "pages are torch.float8_e4m3fn and scales missing"),
+    ({"k_pages": torch.zeros(3, 16, 2, 16), "v_pages": torch.zeros(3, 16, 2, 16)}, "torch.float32 and scales given"),
+    ({"v_pages": torch.zeros(3, 16, 2, 16)}, "v_pages is torch.float32; torch.float8_e4m3fn is needed"),
+    ({"scales": (torch.ones(2), torch.ones(3))}, r"the value scales are torch.float32 of shape \(3,\)"),
+    ({"scales": (torch.ones(2).double(), torch.ones(2))}, "the key scales are torch.float64"),
+    ({"scales": (torch.ones(2), torch.tensor([1.0, 0.0]))}, r"the value scales are \[1.0, 0.0\]; positive"),
+    ({"k_pages": torch.zeros(3, 16, 2, 16, dtype=torch.float16)}, "kv_dtype is torch.float16; torch.float32, the"),
+])
+def test_scales_and_pages_that_do_not_fit(change, message):
+    codes, scales, _ = e4m3_pages()
+    given = {"k_pages": codes[0], "v_pages": codes[1], "scales": scales, "backend": "reference",
+             "kv_lens": torch.tensor([40], dtype=torch.int32),
+             "page_table": torch.tensor([[2, 0, 1]], dtype=torch.int32), **change}
+    pages = given.pop("k_pages"), given.pop("v_pages")
+    with pytest.raises(AttentionError, match=message):
+        paged_decode(torch.zeros(1, 6, 16), *pages, None, **given)
+    with pytest.raises(AttentionError, match=message):
+        paged_prefill(torch.zeros(2, 6, 16), *pages, None, cu_seqlens_q=[0, 2], **given)

@@ -48,7 +48,7 @@ def talk(monkeypatch, capsys):
     """talk(texts, *arguments, lines=()) -> (exit code, stdout, stderr, model) of `gptoss-lab chat`."""
     def run(texts, *arguments, lines=(), random=False):
         model = Scripted(*texts)
-        monkeypatch.setattr(loading, "load", lambda *_: Engine(model))
+        monkeypatch.setattr(loading, "load", lambda *_, **__: Engine(model))
         monkeypatch.setattr(loading, "choose_checkpoint", lambda _: ("scripted", random))
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         code = main(["chat", "--date", DATE, "--temperature", "0", *map(str, arguments)])

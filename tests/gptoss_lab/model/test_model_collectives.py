@@ -64,9 +64,9 @@ def test_collectives_are_called_in_order():
             calls.append("reduce_attention")
             return part
 
-        def dispatch(self, x):
+        def dispatch(self, x, ids, weights):
             calls.append("dispatch")
-            return x
+            return x, ids, weights
 
         def combine(self, part):
             calls.append("combine")

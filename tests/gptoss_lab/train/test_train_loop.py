@@ -76,6 +76,50 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, monkeypatch):
         phase(run, Clock(0, steps=4))
 
 
+class Breaks(ModelTrainee):
+    """Its loss is not finite at the calls named."""
+
+    def __init__(self, model, at):
+        super().__init__(model, 0.01, "reference")
+        self.at, self.calls = at, 0
+
+    def loss(self, batch, quantised):
+        self.calls += 1
+        loss, scalars = super().loss(batch, quantised)
+        if self.calls in self.at:
+            loss = loss * float("nan")
+            scalars["loss"] = loss.detach()
+        return loss, scalars
+
+
+def broken_phase(run, at, steps=8):
+    from gptoss_lab.train.batches import stream
+
+    model = TrainedModel(SETTINGS.draft, run.vocabulary.rows, run.vocabulary.others)
+    trainee, clock, log = Breaks(model, at), Clock(0, steps=steps), Log(None)
+    optimiser = Optimiser(model.named_parameters(), muon=0.02, adamw=0.003)
+    batches = stream(0, SETTINGS.tokens, run.vocabulary, 131_072)
+    run_phase("model", trainee, optimiser, batches, clock, replace(SETTINGS, keep_every=0.0), log)
+    return model, clock, log
+
+
+def test_a_fall_goes_back_to_the_last_good_state_with_half_the_rates(run):
+    model, clock, log = broken_phase(run, {4})
+    fall = next(row for row in log.rows if row.get("event") == "fall")
+    assert (fall["back_to"], fall["falls"], clock.falls, clock.step) == (2, 1, 1, 8)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    rates = {row["step"]: row["rate"] for row in log.rows if "rate" in row}
+    whole = {row["step"]: row["rate"] for row in phase(run, Clock(0, steps=8))[1].rows}
+    assert rates[2] == whole[2] and rates[6] == pytest.approx(whole[6] / 2) and log.rows[-1]["loss"] < 13
+
+
+def test_too_many_falls_and_a_first_one_end_the_phase(run):
+    with pytest.raises(RuntimeError, match="model: step 10 has .* after 3 falls; lower the learning rates"):
+        broken_phase(run, {4, 6, 8, 10}, steps=12)
+    with pytest.raises(RuntimeError, match="step 2 has .* after 0 falls"):
+        broken_phase(run, {1, 2})
+
+
 def test_log_lines_are_json(tmp_path, capsys):
     import json
 

@@ -1,4 +1,5 @@
 """What is measured: perplexity against the served model, agreement, balance."""
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,14 @@ from gptoss_lab.model import build_model
 from gptoss_lab.train.dialogues import render_dialogue
 from gptoss_lab.train.evaluate import held_out_set
 from gptoss_lab.train.export import released_tensors
-from gptoss_lab.train.measure import busiest_expert, draft_agreement, heads_accuracy, packed_dialogues
-from gptoss_lab.train.model import TrainedModel
+from gptoss_lab.train.measure import (
+    attention_scores,
+    busiest_expert,
+    draft_agreement,
+    heads_accuracy,
+    packed_dialogues,
+)
+from gptoss_lab.train.model import SINK, TrainedModel
 from gptoss_lab.train.mtp import PredictionHeads
 from gptoss_lab.train.trainees import next_token_scores
 from gptoss_lab.train.vocabulary import training_vocabulary
@@ -71,6 +78,23 @@ def test_untrained_heads_are_hardly_ever_right(setting):
     model, _, _, batches = setting
     found = heads_accuracy(PredictionHeads(32, 1e-5), model, batches, "reference")
     assert len(found) == 2 and all(0 <= x < 0.1 for x in found)
+
+
+def test_sinks_among_equal_scores(setting):
+    """With no queries all scores are 0, so the denominator is the number of keys and exp(SINK)."""
+    _, kept, dialogues, _ = setting
+    model = TrainedModel(WHOLE, kept.rows, kept.others, seed=3)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer["qkv"].zero_()
+    batch = packed_dialogues(dialogues[:3], kept, 700)[0]
+    found = attention_scores(model, batch)
+    seen = [t + 1 for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True) for t in range(b - a)]
+    for layer, window in enumerate((WHOLE.sliding_window, max(seen))):
+        keys = torch.tensor([min(n, window) for n in seen], dtype=torch.float64)
+        shares = math.exp(SINK) / (keys + math.exp(SINK))
+        assert found["sink_share"][layer] == pytest.approx(float(shares.mean()), rel=1e-5)
+        assert found["largest"][layer] == pytest.approx(math.log(float(keys.max()) + math.exp(SINK)), rel=1e-5)
 
 
 def test_the_busiest_expert(setting):

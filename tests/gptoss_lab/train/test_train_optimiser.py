@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from gptoss_lab.train.optimiser import Optimiser, orthogonal
+from gptoss_lab.train.optimiser import CAP, Optimiser, cap_heads, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (40, 16), (3, 16, 40)])
@@ -65,3 +65,35 @@ def test_the_factor_scales_the_step():
         moves.append({n: (p.detach() - before[n]).norm().item() for n, p in parameters.items()})
     for name in moves[0]:
         assert moves[1][name] == pytest.approx(moves[0][name] / 2, rel=1e-3) and moves[2][name] == 0
+
+
+def test_only_heads_beyond_the_cap_are_scaled_back():
+    small, large = torch.randn(4, 10) * 0.1, torch.randn(4, 10) * 7
+    weight = torch.cat([small, large])
+    cap_heads(weight, 4)
+    assert torch.equal(weight[:4], small)
+    assert float(weight[4:].square().mean()) == pytest.approx(CAP**2 / 10, rel=1e-5)
+    ratio = weight[4:] / large
+    assert torch.allclose(ratio, ratio[0, 0].expand_as(ratio), rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [4, None])
+def test_attention_weights_cannot_grow_for_ever(head_dim):
+    torch.manual_seed(0)
+    push = torch.randn(8, 6)
+    weight = nn.Parameter(torch.randn(8, 6) / 6**0.5)
+    optimiser = Optimiser([("layers.0.qkv", weight), ("norm", nn.Parameter(torch.ones(1)))], muon=0.1, adamw=0.1,
+                          head_dim=head_dim)
+    for _ in range(60):
+        (weight * push).sum().backward()
+        optimiser.step(1.0)
+    sizes = weight.detach().unflatten(0, (2, 4)).square().mean(dim=(1, 2)).sqrt() * 6**0.5
+    assert bool((sizes <= CAP * 1.001).all()) == (head_dim is not None)
+
+
+def test_weight_decay_is_the_matrices_alone():
+    matrix, norm = nn.Parameter(torch.eye(3)), nn.Parameter(torch.ones(3))
+    optimiser = Optimiser([("layers.0.out", matrix), ("norm", norm)], muon=0.5, adamw=0.5, weight_decay=0.1)
+    matrix.grad, norm.grad = torch.zeros(3, 3), torch.zeros(3)
+    optimiser.step(1.0)
+    assert torch.allclose(matrix, 0.95 * torch.eye(3)) and torch.equal(norm, torch.ones(3))

@@ -8,7 +8,7 @@ from gptoss_lab.checkpoint import open_checkpoint
 from gptoss_lab.checkpoint.compact import expand
 from gptoss_lab.train import run as run_module
 from gptoss_lab.train.run import main, prepare, train_and_write
-from gptoss_lab.train.settings import SMOKE, Settings
+from gptoss_lab.train.settings import REHEARSAL, SMOKE, Settings
 
 FILES = {"nano.safetensors", "draft.safetensors", "mtp.safetensors", "evaluation.json", "README.md", "train.jsonl"}
 SHORT = replace(SMOKE, tokens=1_024, steps=(16, 2, 2), log_every=4, evaluation=4, answer_tokens=12,
@@ -60,6 +60,49 @@ def test_a_state_of_another_run_is_refused(finished):
     out, _ = finished
     with pytest.raises(SystemExit, match="is of another run"):
         train_and_write(prepare(SHORT, out, seed=1), "other")
+
+
+def test_what_is_trained_is_written_before_anything_is_measured(tmp_path, monkeypatch):
+    def measure(run, *models):
+        assert {p.name for p in run.out.iterdir()} == FILES - {"evaluation.json", "README.md"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        train_and_write(prepare(replace(SHORT, steps=(2, 1, 1)), tmp_path / "out"), "x")
+
+
+def test_problems_are_answered_until_the_time_is_up(finished, monkeypatch):
+    from gptoss_lab.train.evaluate import held_out_set
+
+    out, _ = finished
+    run = prepare(replace(SHORT, far=1), out)
+    monkeypatch.setattr(run_module, "AT_A_TIME", 2)
+    monkeypatch.setattr(run_module, "writer", lambda *a: lambda prompts: [[200_002] for _ in prompts])
+    problems = held_out_set(5)
+    assert not run.out_of_time and len(run_module.answered(run, None, problems)) == 6
+    late = replace(run, settings=replace(run.settings, steps=None), began=run.began - 60 * run.minutes)
+    assert late.out_of_time and len(run_module.answered(late, None, problems)) == 2
+    assert late.log.rows[-1] == {"event": "out of time", "answered": 2, "of": 5}
+
+
+def test_a_rehearsal_says_what_the_whole_run_would_do(finished):
+    out, _ = finished
+    run = prepare(SHORT, out, minutes=8.0)
+    for speed in (100.0, 1_000.0, 900.0):
+        run.log(phase="model", loss=1.0, tokens_per_second=speed)
+    told = run_module.forecast(run)
+    start = run.log.rows[0]["seconds"]
+    assert told["model_seconds"] == pytest.approx(0.8 * (8 * 60 - 60 - start))
+    assert told["tokens"] == pytest.approx(900 * told["model_seconds"])
+    assert told["steps"] == pytest.approx(told["tokens"] / SHORT.tokens)
+    assert REHEARSAL.model == Settings().model and REHEARSAL.tokens == Settings().tokens
+
+
+def test_a_gpu_without_quick_attention_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "choose_form", lambda *a: ("reference", "flash refused: x; flex refused: y"))
+    with pytest.raises(SystemExit, match="no quick attention with gradients here: flash refused: x"):
+        prepare(SHORT, tmp_path, device="cuda")
 
 
 def test_too_little_time_is_refused(tmp_path):

@@ -200,3 +200,19 @@ def test_experts_alone_for_choices_made_elsewhere(tokens):
     plain = choose("moe", "reference").function(*arguments, first_expert=2)
     assert relative(ours, plain) < 6e-2
     assert (ours[((ids < 2) | (ids >= 6)).all(dim=1)] == 0).all()
+
+
+@pytest.mark.parametrize(("tokens", "real"), [(8, 5), (16, 1), (131, 90)])
+def test_padding_rows_pass_through_and_change_nothing(tokens, real):
+    """Two fillings of the padding rows: the same bits in the real rows, and the padding rows come out as given."""
+    w = layer(experts=8)
+    x = torch.randn(tokens, 192, generator=torch.Generator().manual_seed(tokens))
+    live = torch.tensor([real], dtype=torch.int32)
+    other = x.clone()
+    other[real:] = 1e3 * torch.randn(tokens - real, 192, generator=torch.Generator().manual_seed(1))
+    for run in (moe_layer_triton, moe_layer_reference):
+        a, b = run(x, w, num_tokens=live), run(other, w, num_tokens=live)
+        assert torch.equal(a[:real], b[:real])
+        assert torch.equal(a[real:], x[real:]) and torch.equal(b[real:], other[real:])
+        assert relative(a[:real] - x[:real], run(x, w)[:real] - x[:real]) < 1e-6
+        assert (run(x, w, residual=False, num_tokens=live)[real:] == 0).all()

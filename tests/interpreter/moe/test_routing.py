@@ -141,3 +141,34 @@ def test_bad_input(change, message):
     good = {"x": torch.zeros(2, 16), "router_weight": torch.zeros(8, 16), "router_bias": torch.zeros(8)}
     with pytest.raises(ValueError, match=message):
         route(**{**good, **change})
+
+
+@pytest.mark.parametrize(("tokens", "real"), [(1, 0), (8, 5), (7, 7), (16, 9), (128, 100), (150, 70), (200, 0)])
+def test_padding_rows_get_no_expert_no_place_and_no_count(tokens, real):
+    """All three forms of the launch: what is placed is what the real rows alone would be; padding rows may be NaN."""
+    g = torch.Generator().manual_seed(tokens)
+    x, gain = torch.randn(tokens, 96, generator=g), torch.rand(96, generator=g) + 0.5
+    w, b = torch.randn(12, 96, generator=g), torch.randn(12, generator=g)
+    x[real:] = torch.nan
+    r = route(x, w, b, norm_weight=gain, align=16, num_tokens=torch.tensor([real], dtype=torch.int32))
+    assert (r.ids[real:] == -1).all() and (r.weights[real:] == 0).all() and (r.row_of[real:] == -1).all()
+    assert r.counts.sum() == 4 * real
+    if real == 0:
+        assert (r.tile_expert == -1).all() and (r.token_of == -1).all()
+        return
+    alone = route(x[:real].contiguous(), w, b, norm_weight=gain, align=16)
+    assert torch.equal(r.ids[:real], alone.ids)
+    assert torch.allclose(r.weights[:real], alone.weights, atol=1e-6)
+    assert torch.equal(r.counts, alone.counts) and torch.equal(r.row_of[:real], alone.row_of)
+    rows = alone.rows
+    assert torch.equal(r.token_of[:rows], alone.token_of) and (r.token_of[rows:] == -1).all()
+
+
+def test_padding_rows_with_experts_held_elsewhere():
+    g = torch.Generator().manual_seed(4)
+    logits, real = torch.randn(20, 12, generator=g), torch.tensor([13], dtype=torch.int32)
+    r = route(*direct_logits(logits), align=16, local_experts=(4, 9), num_tokens=real)
+    here = (r.ids >= 4) & (r.ids < 9)
+    assert torch.equal(r.row_of >= 0, here) and not here[13:].any() and r.counts.sum() == here.sum()
+    with pytest.raises(ValueError, match="num_tokens"):
+        route(*direct_logits(logits), align=16, num_tokens=torch.tensor(13))

@@ -91,7 +91,8 @@ def test_gate_and_up_alternate():
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: norm_quantise(torch.zeros(2, 4, 8)), r"\[T, H\] contiguous"),
     (lambda: norm_quantise(torch.zeros(2, 64), torch.zeros(32)), "norm weight"),
-    (lambda: norm_quantise(torch.zeros(2, 64), rows=4), "belong together"),
+    (lambda: norm_quantise(torch.zeros(2, 64), row_of=torch.zeros(2, 1, dtype=torch.int32)), "rows missing"),
+    (lambda: norm_quantise(torch.zeros(2, 64), rows=1), "do not fit"),
     (lambda: norm_quantise(torch.zeros(2, 64), row_of=torch.zeros(3, 1, dtype=torch.int32), rows=4), "row_of"),
     (lambda: swiglu_quantise(torch.zeros(16, 3), torch.zeros(16, dtype=torch.int32)), "2 I"),
     (lambda: swiglu_quantise(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int32)), "multiple of 16"),

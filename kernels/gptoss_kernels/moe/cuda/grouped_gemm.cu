@@ -20,10 +20,14 @@
 // What is skipped: half row tiles without a real row, column blocks beyond N, and the empty half of the last K block
 // (2880 = 22.5 blocks): none of it reaches the tensor core.
 //
-// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1).
+// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1); TILE_COLUMNS, 128, 192 or 256, for 0.
 #include "hopper.cuh"
 
-constexpr int TILE_M = 128, TILE_N = EPILOGUE == 1 ? 256 : 192, TILE_K = 128, STAGES = 4;
+#ifndef TILE_COLUMNS
+#define TILE_COLUMNS (EPILOGUE == 1 ? 256 : 192)
+#endif
+constexpr int TILE_M = 128, TILE_N = TILE_COLUMNS, TILE_K = 128;
+constexpr int STAGES = EPILOGUE == 0 && TILE_N == 256 ? 3 : 4;          // bf16 rows of 256 columns take a stage's room
 constexpr int PARTS = TILE_N == 256 ? 2 : 1, WIDTH = TILE_N / PARTS, HELD = WIDTH / 2;   // columns, registers of one part
 constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + TILE_N - 1) / TILE_N;
 constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // products of 32 columns in the last K block
@@ -50,6 +54,7 @@ struct Shared {                                                         // after
 };
 
 constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * OUT_BYTES + (int)sizeof(Shared);
+static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a CTA can have");
 extern "C" __device__ const int grouped_gemm_shared_bytes = SHARED_BYTES;
 
 // Work items of an expert with t row tiles: pairs of row tiles for each column tile, and for an odd last row tile the

@@ -1,0 +1,252 @@
+"""The end of a sharded layer, timed: all-reduce of [rows, H] bf16, residual add, RMSNorm. And KV from GPU to GPU.
+
+On GPUs each form is captured as a CUDA graph of several calls, as an engine runs it, and the graphs are replayed in
+turn: our kernel in both forms, NCCL with add and norm behind it, and NCCL's all-reduce alone. All are first compared
+with the plain sum of all ranks' parts. On CPU ranks gloo's plain form is timed, which says nothing about NVLink but
+runs every line that is not a kernel. Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
+
+    gptoss-lab bench comm --ranks 2
+    torchrun --nproc-per-node 2 -m gptoss_lab.bench.comm --out results/comm.jsonl
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gptoss_kernels.comm import all_reduce_norm
+from gptoss_kernels.reference.norm import rms_norm
+from gptoss_lab import results
+from gptoss_lab.config import ModelConfig, preset
+from gptoss_lab.cost.hardware import H200
+from gptoss_lab.engine.disaggregation_routes import handover_bytes
+from gptoss_lab.parallel import Ranks, TorchRanks, from_torchrun
+from gptoss_lab.parallel.groups import Group
+
+ROWS = (1, 8, 128, 32, 1024, 8192)
+CALLS = 20                      # in one graph; even, since two buffers take turns
+TARGETS = {1: 8.0, 8: 8.0, 128: 12.0}
+HANDOVER_TARGET = 250.0         # GB/s, two GPUs
+CASE = "all-reduce, residual, RMSNorm"
+
+
+def measure(own: TorchRanks, rows: int, hidden: int, repetitions: int) -> dict[str, list[float]]:
+    """Microseconds a call of every form on this rank, checked before. RuntimeError for a wrong result."""
+    group = own.group(range(own.world))
+    g = torch.Generator().manual_seed(own.rank)
+    part = torch.randn(rows, hidden, generator=g).bfloat16().to(own.device)
+    same = torch.Generator().manual_seed(1000)
+    residual = torch.randn(rows, hidden, generator=same).bfloat16().to(own.device)
+    weight = (1 + 0.2 * torch.randn(hidden, generator=same)).to(own.device)
+    expected = all_reduce_norm(_everyone(group, part), residual, weight)
+    forms = _forms(own, group, part, residual, weight)
+    for name, form in forms.items():
+        found = form()
+        if found is not None:
+            _compare(f"{name}, {rows} rows", found, expected)
+    return _timed(forms, repetitions, own, group)
+
+
+def _everyone(group: Group, part: torch.Tensor) -> list[torch.Tensor]:
+    if group.size == 1:
+        return [part]
+    return list(group.all_gather(part, [len(part)] * group.size, "parts").split(len(part)))
+
+
+def _forms(
+    own: TorchRanks, group: Group, part: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+) -> dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor] | None]]:
+    """Name -> one call. A call that returns nothing computes another thing (the all-reduce alone)."""
+    backend = dist.get_backend()
+
+    def plain() -> tuple[torch.Tensor, torch.Tensor]:
+        summed = residual + group.all_reduce(part, "combine")
+        return summed, rms_norm(summed, weight)
+
+    def alone() -> None:
+        group.all_reduce(part, "combine")
+
+    forms: dict[str, Callable[[], Any]] = {
+        f"{backend}, add and norm apart": plain, f"{backend}, all-reduce alone": alone}
+    if own.device.type == "cuda" and own.world > 1:
+        from gptoss_kernels.comm import FusedAllReduce
+
+        fused = FusedAllReduce(group.process_group, len(part), part.shape[1])
+
+        def kernel(form: str) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+            def call() -> tuple[torch.Tensor, torch.Tensor]:
+                fused.part(len(part)).copy_(part)
+                return fused(residual, weight, form=form)
+            return call
+
+        forms = {"triton one_shot": kernel("one_shot"), "triton two_shot": kernel("two_shot")} | forms
+    return forms
+
+
+def _compare(name: str, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """RuntimeError unless sum and norm agree to two steps of bf16 (a plain form rounds the sum before the add)."""
+    for what, ours, exact in zip(("sum", "norm"), found, expected, strict=True):
+        error = ((ours.float() - exact.float()).norm() / exact.float().norm()).item()
+        if not error <= 2**-7:
+            raise RuntimeError(f"{name}: relative error of the {what} is {error:.2e}; at most {2**-7:.2e} is right")
+
+
+def _timed(
+    forms: Mapping[str, Callable[[], Any]], repetitions: int, own: TorchRanks, group: Group
+) -> dict[str, list[float]]:
+    if own.device.type != "cuda":
+        found: dict[str, list[float]] = {name: [] for name in forms}
+        for _ in range(repetitions):
+            for name, form in forms.items():
+                group.all_reduce(torch.zeros(1), "start")
+                begin = time.perf_counter()
+                for _ in range(CALLS):
+                    form()
+                found[name].append(1e6 * (time.perf_counter() - begin) / CALLS)
+        return found
+    graphs = {name: _graph(form) for name, form in forms.items()}
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in forms}
+    for reading in range(repetitions + 5):                       # the first five warm clocks and links
+        for name, graph in graphs.items():
+            group.all_reduce(torch.zeros(1, device=own.device), "start")
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            if reading >= 5:
+                events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {name: [1e3 * a.elapsed_time(b) / CALLS for a, b in pairs] for name, pairs in events.items()}
+
+
+def _graph(form: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """CALLS calls captured; the caller keeps `form`, and with it the memory, alive."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            form()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            form()
+    return graph
+
+
+def comm_rows(
+    rows: int, hidden: int, world: int, readings: Sequence[Mapping[str, list[float]]], gpus: bool
+) -> list[dict[str, Any]]:
+    """Result rows of one number of rows: of each form the slowest rank, reading by reading. gpus: NVLink's bound holds.
+    """
+    slowest = {name: [max(each) for each in zip(*(r[name] for r in readings), strict=True)] for name in readings[0]}
+    bound = 1e6 * 2 * (world - 1) / world * rows * hidden * 2 / H200.link_bytes_per_second
+    plain = next(name for name in slowest if name.endswith("add and norm apart"))
+    peer = (plain, sorted(slowest[plain])[len(slowest[plain]) // 2])
+    target = {"target_us": TARGETS[rows]} if rows in TARGETS else {}
+    return [
+        results.make_row("comm", CASE, name, "microseconds", found, "us", bound=bound if world > 1 and gpus else None,
+                         peer=None if name == plain else peer, ep=1, dp=1, tp=world, batch=1, tokens=rows,
+                         hidden=hidden, calls_in_graph=CALLS if gpus else 0, **target)
+        for name, found in slowest.items()
+    ]
+
+
+def hand_over(own: TorchRanks, config: ModelConfig, tokens: int, repetitions: int) -> list[float]:
+    """Seconds in which rank 0 gives the keys and values of one prompt to rank 1, layer by layer, checked by sums."""
+    group = own.group(range(own.world))
+    seconds = []
+    layers = [min(tokens, config.sliding_window - 1) if config.is_sliding(n) else tokens
+              for n in range(config.num_layers)]
+    blocks = [torch.full((2, rows, config.num_kv_heads, config.head_dim), float(n + 1) * (own.rank == 0),
+                         dtype=torch.bfloat16, device=own.device) for n, rows in enumerate(layers)]
+    for _ in range(repetitions + 2):
+        _meet(own, group)
+        begin = time.perf_counter()
+        if own.rank == 0:
+            for wait in [group.send(block, 1, "pages") for block in blocks]:
+                wait()
+        elif own.rank == 1:
+            for block in blocks:
+                group.receive(block, 0, "pages")
+        _meet(own, group)
+        seconds.append(time.perf_counter() - begin)
+    if own.rank == 1 and any(float(b.min()) != n + 1 or float(b.max()) != n + 1 for n, b in enumerate(blocks)):
+        raise RuntimeError("hand-over: a layer arrived with other values than were sent")
+    return seconds[2:]
+
+
+def _meet(own: TorchRanks, group: Group) -> None:
+    group.all_reduce(torch.zeros(1, device=own.device), "start")
+    if own.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def handover_rows(config: ModelConfig, tokens: int, backend: str, readings: Sequence[Sequence[float]]) -> list[Any]:
+    """The row of a hand-over: GB/s by the slowest rank of each reading."""
+    size = handover_bytes(config, tokens)
+    rates = [size / max(each) / 1e9 for each in zip(*readings, strict=True)]
+    bound = H200.link_bytes_per_second / 1e9 if backend == "nccl" else None
+    return [results.make_row("disaggregation", "keys and values of one prompt, alone", backend, "gb_per_s", rates,
+                             "GB/s", bound=bound, model=config.name, tokens=tokens, batch=1, bytes=size,
+                             target=HANDOVER_TARGET)]
+
+
+def run(
+    out: Path | None, world: int = 2, rows: Sequence[int] = ROWS, repetitions: int = 20, model: str = "gpt-oss-120b",
+    tokens: int = 8192,
+) -> list[dict[str, Any]]:
+    """Start `world` ranks, measure every number of rows and one hand-over; write each as it is measured."""
+    config, every = preset(model), []
+    with Ranks(world, timeout=120) as ranks:
+        def keep(new: list[dict[str, Any]]) -> None:
+            print("\n".join(map(line, new)), flush=True)
+            every.extend(new)
+            if out is not None:
+                results.write_rows(out, new)
+
+        for count in rows:
+            readings = ranks.run(measure, count, config.hidden_size, repetitions)
+            keep(comm_rows(count, config.hidden_size, world, readings, ranks.backend == "nccl"))
+        if world > 1:
+            keep(handover_rows(config, tokens, ranks.backend, ranks.run(hand_over, config, tokens, 5)))
+    return every
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row for people."""
+    beside = f"{row['peer']['name']} {row['peer']['value']:.1f}" if row["peer"] else ""
+    bound = "" if row["bound"] is None else f"bound {row['bound']:.3g}"
+    return (f"{row['conditions']['tokens']:>6} rows  {row['backend']:32} {row['value']:10.2f} {row['unit']:5} "
+            f"{bound:16} {beside}")
+
+
+def main() -> None:
+    """The command line under torchrun; rank 0 prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/comm.jsonl"))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--repetitions", type=int, default=20)
+    given = parser.parse_args()
+    if "RANK" not in os.environ:
+        run(given.out, rows=given.rows, repetitions=given.repetitions)
+        return
+    own, config = from_torchrun(), preset("gpt-oss-120b")
+    for count in given.rows:
+        readings: list[Any] = [None] * own.world
+        dist.all_gather_object(readings, measure(own, count, config.hidden_size, given.repetitions))
+        if own.rank == 0:
+            new = comm_rows(count, config.hidden_size, own.world, readings, own.device.type == "cuda")
+            print("\n".join(map(line, new)), flush=True)
+            results.write_rows(given.out, new)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What a rank does in a sweep: hold one share of a model, compare it with one rank, time prompts and decode steps.
+
+The ranks stay from one task to the next, so the model is kept between them (`_HELD`), one at a time.
+"""
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gptoss_lab.bench.rank_model import RankSubject, fast_model, fast_weights, plain_model
+from gptoss_lab.parallel import TorchRanks
+from gptoss_lab.parallel.groups import Group
+
+_HELD: dict[str, Any] = {}
+CHECKED_LAYERS, CHECKED_TOKENS = 2, 200
+WARM = 2
+
+
+def dtype_of(own: TorchRanks) -> torch.dtype:
+    """bf16 on a GPU, fp32 on the CPU."""
+    return torch.bfloat16 if own.device.type == "cuda" else torch.float32
+
+
+def prepare(own: TorchRanks, subject: RankSubject) -> float:
+    """Forget what was held and load this rank's share. Returns the seconds it took."""
+    _HELD.clear()
+    gc.collect()
+    begin = time.perf_counter()
+    groups = own.plan_groups(subject.plan)
+    _HELD.update(subject=subject, groups=groups, everyone=own.group(range(own.world)))
+    if subject.fast:
+        _HELD["weights"] = fast_weights(subject, groups, own.device, dtype_of(own))
+    else:
+        _HELD["model"] = plain_model(subject, groups, own.device, dtype_of(own))
+    return time.perf_counter() - begin
+
+
+@torch.inference_mode()
+def small_logits(own: TorchRanks, subject: RankSubject) -> torch.Tensor | None:
+    """Logits [tokens, V] on the CPU of a small prompt through two layers; of the first rank only, to compare with TP1.
+    """
+    small = replace(subject, config=subject.config.with_layers(CHECKED_LAYERS))
+    groups = own.plan_groups(subject.plan)
+    ids = random_ids(subject.config.vocab_size, CHECKED_TOKENS, own.device)
+    if subject.fast:
+        weights = fast_weights(small, groups, own.device, dtype_of(own))
+        model = fast_model(weights, small.config, groups, tokens=2 * CHECKED_TOKENS, sequences=1, graphs=False)
+    else:
+        model = plain_model(small, groups, own.device, dtype_of(own))
+        if groups.place.dp:                               # the prompt is the first group's; the others work for it
+            model(ids[:0], [], [])
+            return None
+    logits = model(ids, logits="all")
+    return logits.cpu() if own.rank == 0 else None
+
+
+@torch.inference_mode()
+def prefill(own: TorchRanks, tokens: int, batch: int, repetitions: int) -> list[float]:
+    """Seconds of a prefill of `batch` prompts of `tokens` tokens, this rank's part of them, reading by reading."""
+    subject, groups, everyone = _HELD["subject"], _HELD["groups"], _HELD["everyone"]
+    mine = len(range(groups.place.dp, batch, subject.plan.dp))
+    ids = random_ids(subject.config.vocab_size, tokens * mine, own.device, seed=groups.place.dp)
+    model = _HELD.get("model")
+    if subject.fast:
+        model = fast_model(_HELD["weights"], subject.config, groups, tokens=tokens * mine, sequences=mine, graphs=False)
+    seconds = []
+    for _ in range(repetitions + WARM):
+        caches = [model.new_cache(tokens) for _ in range(mine)]
+        _meet(own, everyone)
+        begin = time.perf_counter()
+        logits = model(ids, [tokens] * mine, caches)
+        _meet(own, everyone)
+        seconds.append(time.perf_counter() - begin)
+        if mine and not bool(torch.isfinite(logits).all()):
+            raise RuntimeError(f"prefill of {tokens} tokens: the logits are not finite")
+        _release(caches)
+    return seconds[WARM:]
+
+
+@torch.inference_mode()
+def decode(own: TorchRanks, tokens: int, batch: int, steps: int) -> list[float]:
+    """Milliseconds of decode steps of `batch` sequences in all, each at `tokens` tokens, reading by reading.
+
+    Keys and values are random; the fast forward replays captured steps.
+    """
+    subject, groups, everyone = _HELD["subject"], _HELD["groups"], _HELD["everyone"]
+    mine = len(range(groups.place.dp, batch, subject.plan.dp))
+    room = tokens + steps + 8
+    model = _HELD.get("model")
+    if subject.fast:
+        model = fast_model(_HELD["weights"], subject.config, groups, tokens=room * mine, sequences=mine, sizes=(mine,),
+                           max_kv_len=room)
+    caches = [_filled(model, tokens - 1, room, seed) for seed in range(mine)]
+    ids = random_ids(subject.config.vocab_size, (steps + WARM) * max(mine, 1), own.device).view(steps + WARM, -1)
+    times = []
+    for row in ids[:, :mine]:
+        _meet(own, everyone)
+        begin = time.perf_counter()
+        logits = model(row, [1] * mine, caches)
+        _meet(own, everyone)
+        times.append(1e3 * (time.perf_counter() - begin))
+        if mine and not bool(torch.isfinite(logits).all()):
+            raise RuntimeError(f"decode at {tokens} tokens: the logits are not finite")
+    _release(caches)
+    return times[WARM:]
+
+
+def random_ids(vocabulary: int, count: int, device: torch.device, seed: int = 0) -> torch.Tensor:
+    """[count] int64, the same on every rank."""
+    return torch.randint(0, vocabulary, (count,), generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def _filled(model: Any, length: int, room: int, seed: int) -> Any:
+    """A cache that holds `length` random positions."""
+    cache = model.new_cache(room)
+    if hasattr(cache, "reserve"):
+        cache.reserve(length)
+        if seed == 0:
+            for pages in (*model.pool.keys, *model.pool.values):
+                pages.normal_()
+        cache.commit(length)
+        return cache
+    heads, dim = model.layers[0].attention.split[1], model.config.head_dim
+    rows = torch.randn(2, length, heads, dim, dtype=model.dtype, device=model.device)
+    for n, layer in enumerate(cache.layers):
+        kept = min(length, model.config.sliding_window) if model.config.is_sliding(n) else length
+        layer.extend(rows[0, :kept], rows[1, :kept])
+    cache.commit(length)
+    return cache
+
+
+def _release(caches: list[Any]) -> None:
+    for cache in caches:
+        if hasattr(cache, "release"):
+            cache.release()
+
+
+def _meet(own: TorchRanks, everyone: Group) -> None:
+    """All ranks start together, and what was launched before has ended."""
+    everyone.all_reduce(torch.zeros(1, device=own.device), "start")
+    if own.device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,124 @@
+"""The layers of the fast forward: the plain model's arithmetic in as few launches as its kernels allow.
+
+A layer in prefill, with what each launch does:
+
+    norm_residual       RMSNorm; x + output bias for later           (e4m3: RMSNorm and quantise)
+    product             QKV with its bias
+    rope_cache          split, turn, into the pages
+    attention           with the sink
+    product             output projection, accumulated onto x + bias (e4m3: quantise, product with bias, one addition)
+    moe_layer           6: route 2, quantise 1, products 2, combine with the residual 1
+
+Up to 32 tokens, in decode, the norm is part of the QKV product and bias and residual of the output projection, in both
+forms of the weights: one launch each (gptoss_kernels.projection.few).
+
+Nothing here asks the device for a value, so the same function is captured for decode. The residual stream is never
+written in place across layers, except where the output projection accumulates onto its own fresh copy.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from gptoss_kernels.projection import MOST_TOKENS, RowPlan, fp8_linear_align, row_plan
+from gptoss_kernels.reference.rope import rope_concentration, rope_frequencies, rope_table
+from gptoss_lab.config import ModelConfig
+from gptoss_lab.model.fast.operations import FastOperations
+from gptoss_lab.model.fast.step import Step
+from gptoss_lab.model.fast.weights import FastLayer, FastWeights, Projection
+from gptoss_lab.model.paged import PagePool
+
+Observe = Callable[[str, int, torch.Tensor], None]
+
+
+class Forward:
+    """Embedding, layers and head over a pool of pages, of a rank that holds everything; ranks.py has the others.
+
+    whole_heads: all heads are here, so the output projection can add its bias and the residual itself.
+    """
+
+    whole_heads = True
+
+    def __init__(self, weights: FastWeights, pool: PagePool, operations: FastOperations) -> None:
+        self.weights, self.pool, self.operations = weights, pool, operations
+        self.heads = weights.layers[0].sinks.shape[0]
+        self.cos, self.sin = rope_tables(weights.config, weights.device)
+        self._norm, self._rope = operations.norm_residual.function, operations.rope_cache.function
+        self._fp8, self._few = operations.fp8_linear.function, operations.few_linear.function
+        self._moe = operations.moe_layer.function
+
+    def rows(self, tokens: int) -> RowPlan | None:
+        """How `tokens` rows lie in tiles, where the projections need to know."""
+        if self.weights.projections == "dense" or tokens <= MOST_TOKENS:
+            return None
+        align = fp8_linear_align(self.operations.fp8_linear.backend, tokens)
+        return row_plan(tokens, align, self.weights.device)
+
+    def hidden(self, ids: torch.Tensor, step: Step, observe: Observe | None = None) -> torch.Tensor:
+        """ids [T] int64 -> [T, H], what enters the final norm. observe("moe_input", layer, x [T, H]) if given."""
+        x = embedding(ids, self.weights.embedding)                               # [T, H]
+        for n, layer in enumerate(self.weights.layers):
+            x = self._attention(x, layer, n, step)
+            if observe is not None:
+                observe("moe_input", n, x)
+            x = self._experts(x, layer, n, step)
+        return x
+
+    def head(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [R, H] -> logits [R, V] in the model's dtype, and the normed rows [R, H] that they were read from."""
+        normed, _ = self._norm(x.contiguous(), self.weights.norm, None, self.weights.config.rms_norm_eps)
+        return linear(normed, self.weights.unembedding), normed
+
+    def _attention(self, x: torch.Tensor, layer: FastLayer, n: int, step: Step) -> torch.Tensor:
+        """x [T, H] -> x + attention [T, H]."""
+        kind, k_pages, v_pages = step.kind(layer.sliding), self.pool.keys[n], self.pool.values[n]
+        qkv, base = self._qkv(x, layer, step)                                    # [T, (Hq + 2 Hkv) D]
+        scales = None if self.pool.key_scales is None else (self.pool.key_scales[n], self.pool.value_scales[n])
+        keys, values = (kind.buffers(pages, x.dtype, scale) for pages, scale in
+                        zip((k_pages, v_pages), scales or (None, None), strict=True))
+        q = self._rope(qkv, step.positions, self.cos, self.sin, k_pages, v_pages, kind.slots, heads=self.heads,
+                       scales=scales, rows=kind.rows, keys=keys, values=values)  # [T, Hq, D]
+        if keys is None:
+            out = kind.plan.run(q, k_pages, v_pages, layer.sinks, scales=scales)
+        else:
+            out = kind.plan.run(q, keys, values, layer.sinks)
+        return self._join(base, out.flatten(1), layer.out, step)
+
+    def _qkv(self, x: torch.Tensor, layer: FastLayer, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normed rows' QKV, and what the output projection is added onto: x, with that one's bias where a dense
+        product accumulates onto it."""
+        eps = self.weights.config.rms_norm_eps
+        if x.shape[0] <= MOST_TOKENS:
+            qkv = self._few(x, layer.qkv.weight, layer.qkv.bias, scale_inv=layer.qkv.scale_inv,
+                            norm_weight=layer.attention_norm, eps=eps)
+            return qkv, x
+        if layer.qkv.scale_inv is not None:
+            qkv = self._fp8(x, layer.qkv.weight, layer.qkv.scale_inv, layer.qkv.bias, step.rows, layer.attention_norm,
+                            eps)
+            return qkv, x
+        normed, base = self._norm(x, layer.attention_norm, layer.out.bias if self.whole_heads else None, eps)
+        return linear(normed, layer.qkv.weight, layer.qkv.bias), x if base is None else base
+
+    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: Step) -> torch.Tensor:
+        """base [T, H] + output projection of heads [T, Hq D]."""
+        if heads.shape[0] <= MOST_TOKENS:
+            return self._few(heads, out.weight, out.bias, scale_inv=out.scale_inv, residual=base)
+        if out.scale_inv is not None:
+            return base + self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows)
+        return torch.addmm(base, heads, out.weight.t(), out=base)                # in place: no copy of base
+
+    def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: Step) -> torch.Tensor:
+        """x [T, H] -> x + experts [T, H]."""
+        return self._moe(x, layer.moe, num_tokens=step.live)
+
+
+def rope_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position the model has, each [P, D / 2] fp32, the concentration included."""
+    rope = config.rope
+    omega = rope_frequencies(config.head_dim, rope.theta, rope.factor, rope.beta_fast, rope.beta_slow,
+                             rope.original_context, rope.truncate).to(torch.float32).to(device)
+    positions = torch.arange(config.max_position_embeddings, device=device)
+    cos, sin = rope_table(positions, omega, rope_concentration(rope.factor))
+    return cos.contiguous(), sin.contiguous()

@@ -1,0 +1,5 @@
+"""What the study's rows are called: measures (`case` of a row) and the two variants that others are judged by."""
+EXACT, FAR = "exact match", "exact match beyond 4,096 tokens"
+SAME, EXPERTS = "greedy tokens as the baseline", "expert sets as the baseline"
+LOSS, KL = "held-out loss", "KL to the baseline"
+BASELINE, CONTROL = "baseline", "other batches"

@@ -1,0 +1,51 @@
+"""Recorded rows of suite "speculation": drafts on a checkpoint, and step times of real shapes with what they predict."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gptoss_lab.cost.speculation import StepSeconds, speedup
+from gptoss_lab.viz.table import Table, table
+
+NOTHING = "not recorded yet"
+
+
+def drafts_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """One line per row of `bench speculation` on a checkpoint: what stood, and speed-up counted and predicted."""
+    lines = []
+    for row in rows:
+        of = row["conditions"]
+        if row["suite"] != "speculation" or row["value"] is None or "predicted_speedup" not in of:
+            continue
+        lines.append([of["model"], of["draft"], of["draft_tokens"], of["batch"], f"{of['acceptance']:.2f}",
+                      f"{of['tokens_per_round']:.2f}", f"{of['predicted_speedup']:.2f}", f"{of['speedup']:.2f}",
+                      row["gpu"] or "CPU", "recorded"])
+    columns = ["model", "draft", "k", "batch", "stood, of tested", "tokens a round", "speed-up predicted", "measured",
+               "machine", "origin"]
+    return _shown(lines, columns)
+
+
+def steps_table(rows: Iterable[Mapping[str, Any]], acceptances: Iterable[float] = (0.5, 0.7, 0.9)) -> Table:
+    """One line per batch and length whose step, check and proposal were measured: the three times, and the speed-up at
+    some acceptances. A proposal is that of the other model in the same rows; the last row of its kind counts."""
+    acceptances, times = tuple(acceptances), {}
+    for row in rows:
+        of = row["conditions"]
+        if row["suite"] == "speculation" and row["metric"] == "ms_per_step" and row["value"] is not None:
+            times[row["case"], of["batch"], of["tokens"], of["experts"]] = (row["value"] / 1e3, of["model"])
+    lines = []
+    for (case, batch, tokens, form), (check, model) in sorted(times.items(), key=lambda item: item[0][1:]):
+        step, proposal = (times.get((name, batch, tokens, form)) for name in ("a step", "a proposal"))
+        if not case.startswith("a check of ") or step is None or proposal is None:
+            continue
+        k = int(case.removeprefix("a check of ")) - 1
+        found = StepSeconds(step[0], proposal[0], check)
+        lines.append([f"{proposal[1]} for {model}", form, f"{batch} at {tokens:,}", k,
+                      *(f"{1e3 * s:.2f}" for s in (step[0], proposal[0], check)),
+                      *(f"{speedup(a, k, found):.2f}" for a in acceptances), "recorded"])
+    return _shown(lines, ["models", "experts", "batch", "k", "step, ms", "proposal, ms", "check, ms",
+                          *(f"speed-up at a = {a}" for a in acceptances), "origin"])
+
+
+def _shown(lines: list[list[Any]], columns: list[str]) -> Table:
+    return table(lines or [[NOTHING, *[""] * (len(columns) - 1)]], columns)

@@ -1,0 +1,17 @@
+"""All-reduce of partial sums over NVLink, fused with the residual add and the next RMSNorm.
+
+    reference.py    what is computed, in plain torch
+    kernels.py      one-shot and two-shot kernels over addresses of the peers' memory (Triton)
+    symmetric.py    the memory, the flags and the launch, on torch symmetric memory
+    ahead.py        compiled for Hopper without a GPU
+"""
+from importlib.util import find_spec
+
+from gptoss_kernels.comm.reference import all_reduce_norm
+
+__all__ = ["all_reduce_norm"]
+
+if find_spec("triton") is not None:
+    from gptoss_kernels.comm.symmetric import FusedAllReduce, choose_form
+
+    __all__ += ["FusedAllReduce", "choose_form"]

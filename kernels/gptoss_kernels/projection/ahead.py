@@ -1,0 +1,84 @@
+"""Compile the small Triton kernels of a layer for Hopper without a GPU, and read what they take (attention.ahead)."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import triton
+from triton.compiler import ASTSource
+
+from gptoss_kernels.attention.ahead import HOPPER, Resources, resources
+from gptoss_kernels.moe import routing
+from gptoss_kernels.projection.few import few_config, few_linear_kernel
+from gptoss_kernels.projection.norm import norm_residual_kernel
+from gptoss_kernels.rope.cache import rope_cache_kernel, rope_config
+
+_OPTIONS = ("num_warps", "num_stages")
+_BF16 = ("x_ptr", "bias_ptr", "normed_ptr", "shifted_ptr", "qkv", "q_out", "k_pages", "v_pages", "keys", "values",
+         "router_ptr", "y_ptr", "residual_ptr")
+_FP32 = ("gain_ptr", "cos", "sin", "key_scales", "value_scales", "logits_ptr", "weights_ptr", "scale_ptr")
+_INT32 = ("positions", "slots", "rows", "ids_ptr", "real_ptr", "row_of_ptr", "token_of_ptr", "counts_ptr", "starts_ptr",
+          "tile_expert_ptr", "tile_rows_ptr", "row_expert_ptr", "block_counts_ptr")
+
+
+def compile_norm_residual(hidden: int, *, bias: bool = True) -> Resources:
+    """RMSNorm of bf16 rows, with x + bias beside it or alone."""
+    return _compile(norm_residual_kernel, {"H": hidden, "H_PAD": triton.next_power_of_2(hidden), "BIAS": bias,
+                                           "EPS": 1e-5, "num_warps": 8})
+
+
+def compile_rope_cache(
+    heads: int, kv_heads: int, head_dim: int, tokens: int, *, e4m3: bool = False, contiguous: bool = False,
+    placed: bool = False,
+) -> Resources:
+    """RoPE and cache write of bf16 rows, as a prefill (tokens over 128) or a decode launches it."""
+    pages = {"k_pages": "fp8e4nv", "v_pages": "fp8e4nv"} if e4m3 else {}
+    return _compile(rope_cache_kernel, {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "E4M3": e4m3,
+                                        "CONTIGUOUS": contiguous, "PLACED": placed,
+                                        **rope_config(kv_heads, head_dim, tokens)}, pages)
+
+
+def compile_few_linear(n: int, k: int, tokens: int, *, e4m3: bool, norm: bool) -> Resources:
+    """The dense product of a few bf16 rows: QKV with its norm, or the output projection with its residual."""
+    weight = {"w_ptr": "fp8e4nv" if e4m3 else "bf16", "bias_ptr": "fp32" if e4m3 else "bf16"}
+    return _compile(few_linear_kernel, {"N": n, "K": k, "NORM": norm, "RESIDUAL": not norm, "E4M3": e4m3, "EPS": 1e-5,
+                                        **few_config(tokens, n, e4m3)}, weight)
+
+
+def compile_routing(experts: int, hidden: int, tokens: int) -> list[Resources]:
+    """The launches of `route` for so many tokens, padding rows masked."""
+    padded, block_e = triton.next_power_of_2(hidden), max(16, triton.next_power_of_2(experts))
+    norm = {"H": hidden, "NORM": True, "EPS": 1e-5}
+    choice = {"TOP": 4, "TOP_PAD": 4, "SOFTMAX_BEFORE": False, "ROUND_LOGITS": False, "MASKED": True,
+              "BLOCK_E": block_e}
+    place = {"TOP": 4, "BLOCK_E": block_e, "ALIGN": 16 if tokens <= 128 else 128, "BLOCK_TILES": 8}
+    if tokens <= routing.ONE_PROGRAM:
+        few = triton.next_power_of_2(tokens)
+        return [
+            _compile(routing._logits_kernel, {**norm, "BLOCK_E": 8, "BLOCK_H": min(1024, padded), "H_PAD": padded,
+                                              "num_warps": 8}),
+            _compile(routing._choose_and_place_kernel, {**place, **choice, "BLOCK_T": few, "SLOTS": max(16, few * 4),
+                                                        "num_warps": 1 if tokens <= 2 else 4}),
+        ]
+    one = tokens <= routing.FEW_TOKENS
+    chosen = {**norm, **choice, "num_warps": 8}
+    first = (_compile(routing._choose_one_kernel, {**chosen, "BLOCK_H": min(128, padded), "H_PAD": padded}) if one
+             else _compile(routing._choose_kernel, {**chosen, "BLOCK_T": 64, "BLOCK_H": 128, "num_stages": 3}))
+    slots = triton.next_power_of_2(min(64, (1 if one else 64) * 4))
+    return [first, _compile(routing._place_kernel, {**place, "BLOCK_T": 1 if one else 64, "CHUNK": 32, "SLOTS": slots,
+                                                    "num_warps": 4})]
+
+
+def _compile(kernel: triton.JITFunction, given: Mapping[str, object], types: Mapping[str, str] | None = None
+             ) -> Resources:
+    """Compile with these constants and options; pointers by their names, everything else an int32."""
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    constants = {name: value for name, value in given.items() if name not in _OPTIONS}
+    pointers = {**dict.fromkeys(_BF16, "bf16"), **dict.fromkeys(_FP32, "fp32"), **dict.fromkeys(_INT32, "i32"),
+                **(types or {})}
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        signature[name] = "constexpr" if name in constants else f"*{pointers[name]}" if name in pointers else "i32"
+        if name in pointers and name not in constants:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    return resources(triton.compile(source, target=HOPPER, options=options))

@@ -1,0 +1,105 @@
+"""A dense FP8 product with its bias: the grouped GEMM of the experts with a single group.
+
+    y = bias + norm(x) . W^T        activations e4m3 in 1x128 groups, W e4m3 in 128x128 blocks, fp32 accumulators
+
+QKV and output projection in FP8 read half the bytes in decode and take half the time in prefill. The kernels exist for
+the experts; one group is all that a dense product is, so the bias starts the accumulator here as well. Up to 16 tokens
+the decode form runs, which is bound by the weights it reads; above, the tensor-core form.
+
+The rows of the product are padded to whole tiles; what a `RowPlan` holds of that is made once per step and shared by
+all layers. What is lost: weights rounded to e4m3 (their error is measured at load), activations rounded to 3 bits.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gptoss_kernels.moe import decode_cuda, gemm_cuda, gemm_triton
+from gptoss_kernels.projection.backends import triton_obstacle
+from gptoss_kernels.quant import norm_quantise
+from gptoss_kernels.reference.experts import ExpertMatrices
+from gptoss_kernels.reference.fused import fp8_linear
+from gptoss_kernels.registry import register
+
+FEW_ROWS = 16
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How T rows lie in tiles: all of them in one group.
+
+    tokens: T. rows: T rounded up to whole tiles of `align` rows. counts: [1] int32, T. tile_expert: [tiles] int32,
+    zeros. tile_rows: [tiles] int32, real rows of each tile. token_of: None, rows are not gathered.
+    """
+
+    tokens: int
+    rows: int
+    align: int
+    counts: torch.Tensor
+    tile_expert: torch.Tensor
+    tile_rows: torch.Tensor
+    token_of: None = None
+
+
+def row_plan(tokens: int, align: int, device: torch.device | str) -> RowPlan:
+    """The plan of `tokens` rows in tiles of `align`."""
+    if tokens < 1 or align < 1:
+        raise ValueError(f"row_plan: {tokens} tokens in tiles of {align}; at least 1 of both is needed")
+    real = [min(align, tokens - first) for first in range(0, tokens, align)]
+    packed = torch.tensor([tokens, *real, *[0] * len(real)], dtype=torch.int32).to(device, non_blocking=True)
+    return RowPlan(tokens, len(real) * align, align, packed[:1], packed[1 + len(real) :], packed[1 : 1 + len(real)])
+
+
+def fp8_linear_align(backend: str, tokens: int) -> int:
+    """Rows of a tile for a backend of "fp8_linear" and this many tokens."""
+    if backend == "cuda":
+        return decode_cuda.TILE if tokens <= FEW_ROWS else gemm_cuda.TILE_M
+    return 16 if tokens <= 128 else 64
+
+
+def _cuda_obstacle(**needs: object) -> str | None:
+    for axis in ("hidden_size", "q_size", "qkv_size"):
+        size = needs.get(axis)
+        if size is not None and (size % 64 or (size > 4096 and axis != "qkv_size")):
+            return f"it needs {axis} in multiples of 64 up to 4096; it is {size}"
+    return gemm_cuda.obstacle(needs.get("device"), dtype=needs.get("dtype", torch.bfloat16))
+
+
+def _make(gemm: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def run(
+        x: torch.Tensor, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
+        norm_weight: torch.Tensor | None = None, eps: float = 1e-5,
+    ) -> torch.Tensor:
+        """As `reference.fused.fp8_linear`; plan: of x's rows. bias: fp32. Returns [T, N] in x's dtype."""
+        if plan.tokens != x.shape[0]:
+            raise ValueError(f"fp8_linear: x has {x.shape[0]} rows and its plan {plan.tokens}; one number is needed")
+        q, scale = norm_quantise(x, norm_weight, rows=plan.rows, norm_eps=eps)
+        matrix = ExpertMatrices("fp8", weight[None], scale_inv[None])
+        return gemm(q, scale, matrix, bias[None], plan, x.dtype)[: plan.tokens]
+
+    return run
+
+
+def _cuda_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype) -> torch.Tensor:
+    if plan.align == decode_cuda.TILE:
+        return decode_cuda.decode_gemm(q, scale, m, bias, plan)
+    return gemm_cuda.grouped_gemm(q, scale, m.values, m.scales, bias, plan.counts)
+
+
+def _triton_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype) -> torch.Tensor:
+    return gemm_triton.grouped_gemm(q, scale, m.values, m.scales, bias, plan.tile_expert, plan.tile_rows, dtype=dtype)
+
+
+fp8_linear_cuda = register("fp8_linear", "cuda", rank=10, obstacle=_cuda_obstacle)(_make(_cuda_gemm))
+fp8_linear_triton = register("fp8_linear", "triton", rank=500, obstacle=triton_obstacle)(_make(_triton_gemm))
+
+
+@register("fp8_linear", "reference", rank=1000)
+def fp8_linear_reference(
+    x: torch.Tensor, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
+    norm_weight: torch.Tensor | None = None, eps: float = 1e-5,
+) -> torch.Tensor:
+    """Plain torch; the plan is not needed."""
+    return fp8_linear(x, weight, scale_inv, bias, norm_weight, eps)

@@ -1,0 +1,34 @@
+"""The all-reduce kernels compile for sm_90a: flags with release and acquire at system scope, wide loads, no spills."""
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+ahead = pytest.importorskip("gptoss_kernels.comm.ahead")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("form", ["one_shot", "two_shot"])
+def test_compile_forms(form, world):
+    made = ahead.compile_form(form, world)
+    meetings = 1 if form == "one_shot" else 2
+    assert len(re.findall(r"atom(?:\.global)?\.release\.sys|atom(?:\.global)?\.sys\.release|release\.sys\.exch",
+                          made.ptx)) >= meetings
+    assert len(re.findall(r"acquire\.sys|\.sys\.acquire", made.ptx)) >= meetings
+    assert "multimem" not in made.ptx
+    # Every peer's row is read 16 bytes at a time.
+    assert len(re.findall(r"ld\.global[\w.]*\.v4\.b32", made.ptx)) >= world
+    assert made.stack == 0
+    # All programs must be resident at once: 128 on 132 multiprocessors, so one each is enough.
+    assert made.registers * made.threads <= 65536
+
+
+@pytest.mark.parametrize("form", ["one_shot", "two_shot"])
+@pytest.mark.parametrize(("copy", "norm"), [(True, True), (True, False), (False, False)])
+def test_compile_with_a_part_from_elsewhere_and_without_a_norm(form, copy, norm):
+    made = ahead.compile_form(form, 2, copy=copy, norm=norm)
+    assert made.stack == 0 and made.registers * made.threads <= 65536
+    assert ("rsqrt" in made.ptx) == norm

@@ -1,0 +1,128 @@
+"""The tuning bench: which launches are compared, that each computes the right thing, and what is written of them."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptoss_kernels.moe import gemm_cuda
+from gptoss_kernels.moe.cuda import driver
+from gptoss_kernels.quant.norm_quant import empty_scales
+from gptoss_lab.bench import tune
+from gptoss_lab.bench.tune_launches import CASES, KERNELS, OURS, THEIRS, Case, launches
+from gptoss_lab.cli.main import main
+
+HERE = Path(__file__).parent
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+
+
+def test_every_kernel_has_a_case_and_every_case_one_chosen_launch():
+    assert {case.kernel for case in CASES} == set(KERNELS)
+    assert len({case.name for case in CASES}) == len(CASES)
+    for case in CASES:
+        found = launches(case)
+        assert sum(launch.chosen for launch in found) == 1 and len(found) >= 2
+        assert len({launch.name for launch in found}) == len(found)
+        assert all(launch.chosen == (launch.made_for == OURS) for launch in found if "attention" not in case.kernel)
+    with pytest.raises(ValueError, match="kernel is 'gemm'; one of gate/up product"):
+        launches(Case("gemm", 1))
+
+
+def test_what_suits_7168_fits_it_and_what_is_chosen_fits_2880():
+    by_made = {launch.made_for: launch.options for launch in launches(Case("down product", 8192, 128))
+               if not launch.options["padded"]}
+    theirs, ours = by_made[THEIRS]["columns"], by_made[OURS]["columns"]
+    assert 7168 % theirs == 4096 % theirs == 0 and 2880 % ours == 5760 % ours == 0 and 2880 % theirs and 7168 % ours
+    for kernel in ("norm and quantise", "norm and residual"):
+        blocks = {made: {one.options["block"] for one in launches(Case(kernel, 1)) if one.made_for == made}
+                  for made in (THEIRS, OURS)}
+        assert blocks == {THEIRS: {8192}, OURS: {4096}}
+    few = {launch.made_for: launch.options["BLOCK_N"] for launch in launches(Case("few-token output", 8))}
+    assert few == {THEIRS: 32, OURS: 16}
+
+
+def test_the_chosen_launches_are_the_ones_the_kernels_take():
+    """Otherwise "after" would be something that never runs."""
+    source = {name: (Path(tune.__file__).parents[2] / "kernels/gptoss_kernels" / name).read_text()
+              for name in ("moe/combine.py", "quant/norm_quant.py", "projection/norm.py")}
+    assert "min(1024, triton.next_power_of_2(h))" in source["moe/combine.py"]
+    assert "GROUPS=triton.next_power_of_2(-(-h // 128))" in source["quant/norm_quant.py"]
+    assert all("num_warps=4" in source[name] for name in ("moe/combine.py", "quant/norm_quant.py"))
+    assert "num_warps=8 if h > 1024 else 4" in source["projection/norm.py"]
+    chosen = {kernel: next(one.options for one in launches(Case(kernel, 8192)) if one.chosen) for kernel in KERNELS}
+    assert chosen["combine"] == {"block": 1024, "warps": 4}
+    assert chosen["norm and quantise"] == {"block": 4096, "warps": 4}
+    assert chosen["norm and residual"] == {"block": 4096, "warps": 8}
+    assert chosen["down product"]["columns"] == gemm_cuda.CHOSEN_COLUMNS == 192
+
+
+def test_every_launch_gives_the_right_result_without_a_gpu():
+    """Triton interpreted, the CUDA product in plain torch; a product without its bias is refused."""
+    done = subprocess.run([sys.executable, str(HERE / "tune_on_cpu.py")], capture_output=True, text=True, timeout=400,
+                          env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert set(lines[:-1]) == set(KERNELS) and lines[-1] == "refused: down product"
+
+
+def test_rows_and_table():
+    case = Case("down product", 8192, 128)
+    names = [launch.name for launch in launches(case)]
+    readings = {name: [1e-6 * t, 2e-6 * t, 3e-6 * t] for name, t in zip(names, (40, 30, 20, 25), strict=True)}
+    rows = tune.rows_of(case, readings, 10.0, None, seed=3)
+    assert [row["value"] for row in rows] == pytest.approx([80, 60, 40, 50])
+    assert rows[2]["conditions"]["chosen"] and rows[2]["peer"] == {"name": names[0], "value": pytest.approx(80)}
+    assert all(row["peer"] == {"name": "192 columns", "value": pytest.approx(40)} for row in (*rows[:2], rows[3]))
+    assert rows[0]["suite"] == "profile" and rows[0]["case"] == "tune: down product/E128/T8192"
+    assert rows[0]["conditions"]["seed"] == 3 and rows[0]["conditions"]["launch"] == {"columns": 256, "padded": True}
+    text = tune.table(rows).splitlines()
+    assert len(text) == 4 and "2.000x" in text[0] and "* 192 columns" in text[2] and "25.0%" in text[2]
+
+
+def test_without_a_gpu_it_says_what_is_missing(capsys, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="the tuning benchmark cannot run here: it needs an NVIDIA GPU"):
+        tune.run()
+    out = tmp_path / "tune.jsonl"
+    assert main(["bench", "tune", "--only", "combine", "--out", str(out)]) == 1 and not out.exists()
+    assert capsys.readouterr().err.splitlines() == [
+        "gptoss-lab: the tuning benchmark cannot run here: it needs an NVIDIA GPU and tensors on it"]
+    assert main(["bench", "tune", "--only", "nothing"]) != 0
+
+
+def test_a_tile_width_that_does_not_exist_is_refused():
+    a, b = torch.zeros(128, 64).to(torch.float8_e4m3fn), torch.zeros(1, 128, 64).to(torch.float8_e4m3fn)
+    counts, scales = torch.tensor([128], dtype=torch.int32), (empty_scales(128, 64, "cpu"), torch.ones(1, 1, 1))
+    for columns, swiglu, right in ((160, False, "128, 192 or 256"), (192, True, "256")):
+        with pytest.raises(ValueError, match=f"tiles of {columns} columns; {right} is needed"):
+            gemm_cuda.grouped_gemm(a, scales[0], b, scales[1], None, counts, swiglu=swiglu, columns=columns)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("n", "k", "experts"), [(2880, 2880, 128), (5120, 2880, 1), (2880, 4096, 1), (2944, 2944, 32)])
+@pytest.mark.parametrize("columns", gemm_cuda.TILE_COLUMNS)
+def test_every_tile_width_compiles_without_spills(n, k, experts, columns):
+    defines = gemm_cuda.gemm_defines(n, k, experts, swiglu=False, bias=True, columns=columns)
+    _, used = driver.compile_nvcc("grouped_gemm.cu", dict(defines))
+    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= 168
+
+
+@needs_nvcc
+def test_the_default_width_is_the_chosen_one():
+    same = [driver.compile_nvcc("grouped_gemm.cu", dict(gemm_cuda.gemm_defines(2880, 2880, 32, swiglu=False, bias=True,
+                                                                               columns=columns)))[0]
+            for columns in (None, gemm_cuda.CHOSEN_COLUMNS)]
+    assert same[0] == same[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: interpreted and plain forms stand in")
+@pytest.mark.parametrize("case", [Case(kernel, 32 if "few" in kernel else 2048, 32, batch=8) for kernel in KERNELS],
+                         ids=lambda case: case.kernel)
+def test_every_launch_gives_the_right_result_on_a_gpu(case):
+    runs = tune.runs_of(case, seed=5)
+    assert list(runs.calls) == list(launches(case)) and runs.bound_seconds > 0

@@ -1,9 +1,9 @@
 """The end of a sharded layer, timed: all-reduce of [rows, H] bf16, residual add, RMSNorm. And KV from GPU to GPU.
 
 On GPUs each form is captured as a CUDA graph of several calls, as an engine runs it, and the graphs are replayed in
-turn: our kernel in both forms, NCCL with add and norm behind it, and NCCL's all-reduce alone. All are first compared
-with the plain sum of all ranks' parts. On CPU ranks gloo's plain form is timed, which says nothing about NVLink but
-runs every line that is not a kernel. Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
+turn: our kernel in both forms (it copies the part out of ordinary memory itself, as for a model's experts), NCCL with
+add and norm behind it, and NCCL's all-reduce alone. All are first compared with the plain sum of all ranks' parts. On
+CPU ranks gloo's plain form is timed, which says nothing about NVLink but runs every line that is not a kernel. Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
 
     gptoss-lab bench comm --ranks 2
     torchrun --nproc-per-node 2 -m gptoss_lab.bench.comm --out results/comm.jsonl
@@ -29,7 +29,7 @@ from gptoss_lab.engine.disaggregation_routes import handover_bytes
 from gptoss_lab.parallel import Ranks, TorchRanks, from_torchrun
 from gptoss_lab.parallel.groups import Group
 
-ROWS = (1, 8, 128, 32, 1024, 8192)
+ROWS = (1, 8, 128, 32, 1024, 8192, 65536)
 CALLS = 20                      # in one graph; even, since two buffers take turns
 TARGETS = {1: 8.0, 8: 8.0, 128: 12.0}
 HANDOVER_TARGET = 250.0         # GB/s, two GPUs
@@ -81,8 +81,7 @@ def _forms(
 
         def kernel(form: str) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
             def call() -> tuple[torch.Tensor, torch.Tensor]:
-                fused.part(len(part)).copy_(part)
-                return fused(residual, weight, form=form)
+                return fused(residual, weight, form=form, part=part)
             return call
 
         forms = {"triton one_shot": kernel("one_shot"), "triton two_shot": kernel("two_shot")} | forms

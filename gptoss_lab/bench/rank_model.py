@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from gptoss_kernels.reference.norm import rms_norm
 from gptoss_lab.checkpoint import open_checkpoint
 from gptoss_lab.checkpoint.manifest import TensorSpec, manifest
 from gptoss_lab.checkpoint.synthetic import Synthetic
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.model import build_model
-from gptoss_lab.model.fast import FastWeights, lay_out_share
+from gptoss_lab.model.fast import FastWeights, fast_share, lay_out_share
 from gptoss_lab.parallel import Plan, PlanCollectives, ShardedSource
 from gptoss_lab.parallel.collectives import PlanGroups
 
@@ -87,9 +88,30 @@ def source_of(subject: RankSubject, device: torch.device) -> Any:
 
 
 def fast_weights(subject: RankSubject, groups: PlanGroups, device: torch.device, dtype: torch.dtype) -> FastWeights:
-    """This rank's share, laid out for the kernels; of made weights with routers that use the experts evenly."""
+    """This rank's share, laid out for the kernels."""
     return lay_out_share(source_of(subject, device), groups.share(subject.config), device, dtype,
                          experts=subject.experts, projections=subject.projections)
+
+
+@torch.inference_mode()
+def centre_routers(weights: FastWeights, groups: PlanGroups, tokens: int = 1024) -> None:
+    """Set the router biases of random weights so that experts are used about evenly, the same on every rank.
+
+    As `fast_model.centre_routers` for one rank: minus the mean logit of an expert on a random prompt. Here the mean is
+    over what all ranks saw: the same rows everywhere, or each rank its own part of a split prompt.
+    """
+    model = fast_share(weights, groups, tokens=tokens, sequences=1, graphs=False, rank_rows=tokens)
+
+    def centre(what: str, layer: int, x: torch.Tensor) -> None:
+        moe = weights.layers[layer].moe
+        logits = rms_norm(x, moe.norm, moe.norm_eps).float() @ moe.router.float().T
+        seen = torch.cat([logits.sum(dim=0), logits.new_tensor([len(x)])])       # [E + 1]
+        total = groups.world.all_reduce(seen, "router logits")
+        moe.router_bias.copy_(-total[:-1] / total[-1])
+
+    g = torch.Generator().manual_seed(2)
+    ids = torch.randint(0, weights.config.vocab_size, (tokens,), generator=g).to(weights.device)
+    model(ids, logits="none", observe=centre)
 
 
 def plain_model(subject: RankSubject, groups: PlanGroups, device: torch.device, dtype: torch.dtype) -> Any:

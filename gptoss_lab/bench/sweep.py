@@ -57,7 +57,7 @@ def cells(
     for order, config in enumerate(models):
         for plan in (*valid_plans(config, world), *valid_plans(config, world, sequence_split=True)):
             experts = "dense" if small else "fp8"
-            subject = RankSubject(config, plan, experts, checkpoint)
+            subject = RankSubject(config, plan, experts, checkpoint, "dense" if small else "fp8")
             worth = order + _worth(plan)
             found += [(worth + 0.1 * n, Cell("prefill", subject, tokens, plan.dp)) for n, tokens in enumerate(prompts)]
             found += [(worth + 0.5 + 0.1 * n + 0.02 * m, Cell("decode", subject, tokens, batch))
@@ -79,7 +79,8 @@ def bound_seconds(cell: Cell, gpus: bool) -> float | None:
     plan, experts = cell.subject.plan, cell.subject.experts
     if not gpus or plan.sequence_split:
         return None
-    precision = Precision("bf16" if experts == "dense" else experts, "bf16", mxfp4_unit="fp8")
+    dense = cell.subject.projections == "dense" or not cell.subject.fast
+    precision = Precision("bf16" if experts == "dense" else experts, "bf16" if dense else "fp8", mxfp4_unit="fp8")
     bound = prefill_bound if cell.kind == "prefill" else decode_bound
     try:
         return bound(cell.subject.config, cell.tokens, cell.batch, precision,
@@ -151,7 +152,7 @@ def _measure(
     try:
         with Ranks(world, timeout=300) as ranks:
             keep([_checked(ranks, subject, gpus)])
-            ranks.run(sweep_work.prepare, subject)
+            ranks.run(sweep_work.prepare, subject, max(cell.tokens for cell in todo))
             for cell in todo:
                 if left() <= 0:
                     return

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from gptoss_lab.bench.rank_model import RankSubject, fast_model, fast_weights, plain_model
-from gptoss_lab.parallel import TorchRanks
+from gptoss_lab.bench.rank_model import RankSubject, centre_routers, fast_weights, plain_model
+from gptoss_lab.model.fast import FastTransformer, fast_share
+from gptoss_lab.parallel import PlanCollectives, TorchRanks
+from gptoss_lab.parallel.collectives import PlanGroups
 from gptoss_lab.parallel.groups import Group
 
 _HELD: dict[str, Any] = {}
@@ -25,15 +27,22 @@ def dtype_of(own: TorchRanks) -> torch.dtype:
     return torch.bfloat16 if own.device.type == "cuda" else torch.float32
 
 
-def prepare(own: TorchRanks, subject: RankSubject) -> float:
-    """Forget what was held and load this rank's share. Returns the seconds it took."""
+def prepare(own: TorchRanks, subject: RankSubject, rows: int = 8192) -> float:
+    """Forget what was held and load this rank's share. Returns the seconds it took.
+
+    rows: the longest prompt to come, for the buffers of the ranks' sums. Routers of made weights are set so that
+    experts are used about evenly.
+    """
     _HELD.clear()
     gc.collect()
     begin = time.perf_counter()
     groups = own.plan_groups(subject.plan)
-    _HELD.update(subject=subject, groups=groups, everyone=own.group(range(own.world)))
+    _HELD.update(subject=subject, groups=groups, rows=rows, everyone=own.group(range(own.world)))
     if subject.fast:
-        _HELD["weights"] = fast_weights(subject, groups, own.device, dtype_of(own))
+        weights = fast_weights(subject, groups, own.device, dtype_of(own))
+        _HELD.update(weights=weights, ranks=PlanCollectives(subject.config, groups) if own.world > 1 else None)
+        if subject.checkpoint is None:
+            centre_routers(weights, groups)
     else:
         _HELD["model"] = plain_model(subject, groups, own.device, dtype_of(own))
     return time.perf_counter() - begin
@@ -48,12 +57,12 @@ def small_logits(own: TorchRanks, subject: RankSubject) -> torch.Tensor | None:
     ids = random_ids(subject.config.vocab_size, CHECKED_TOKENS, own.device)
     if subject.fast:
         weights = fast_weights(small, groups, own.device, dtype_of(own))
-        model = fast_model(weights, small.config, groups, tokens=2 * CHECKED_TOKENS, sequences=1, graphs=False)
+        model = fast_share(weights, groups, tokens=2 * CHECKED_TOKENS, sequences=1, graphs=False)
     else:
         model = plain_model(small, groups, own.device, dtype_of(own))
-        if groups.place.dp:                               # the prompt is the first group's; the others work for it
-            model(ids[:0], [], [])
-            return None
+    if groups.place.dp:                                   # the prompt is the first group's; the others work for it
+        model(ids[:0], [], [])
+        return None
     logits = model(ids, logits="all")
     return logits.cpu() if own.rank == 0 else None
 
@@ -64,9 +73,7 @@ def prefill(own: TorchRanks, tokens: int, batch: int, repetitions: int) -> list[
     subject, groups, everyone = _HELD["subject"], _HELD["groups"], _HELD["everyone"]
     mine = len(range(groups.place.dp, batch, subject.plan.dp))
     ids = random_ids(subject.config.vocab_size, tokens * mine, own.device, seed=groups.place.dp)
-    model = _HELD.get("model")
-    if subject.fast:
-        model = fast_model(_HELD["weights"], subject.config, groups, tokens=tokens * mine, sequences=mine, graphs=False)
+    model = _fast(groups, tokens * mine, mine, graphs=False) if subject.fast else _HELD["model"]
     seconds = []
     for _ in range(repetitions + WARM):
         caches = [model.new_cache(tokens) for _ in range(mine)]
@@ -90,10 +97,8 @@ def decode(own: TorchRanks, tokens: int, batch: int, steps: int) -> list[float]:
     subject, groups, everyone = _HELD["subject"], _HELD["groups"], _HELD["everyone"]
     mine = len(range(groups.place.dp, batch, subject.plan.dp))
     room = tokens + steps + 8
-    model = _HELD.get("model")
-    if subject.fast:
-        model = fast_model(_HELD["weights"], subject.config, groups, tokens=room * mine, sequences=mine, sizes=(mine,),
-                           max_kv_len=room)
+    size = -(-batch // subject.plan.dp)                   # of the largest group, and so of every captured step
+    model = _fast(groups, room * mine, mine, sizes=(size,), max_kv_len=room) if subject.fast else _HELD["model"]
     caches = [_filled(model, tokens - 1, room, seed) for seed in range(mine)]
     ids = random_ids(subject.config.vocab_size, (steps + WARM) * max(mine, 1), own.device).view(steps + WARM, -1)
     times = []
@@ -107,6 +112,15 @@ def decode(own: TorchRanks, tokens: int, batch: int, steps: int) -> list[float]:
             raise RuntimeError(f"decode at {tokens} tokens: the logits are not finite")
     _release(caches)
     return times[WARM:]
+
+
+def _fast(groups: PlanGroups, tokens: int, sequences: int, **options: Any) -> FastTransformer:
+    """The fast forward over the weights that are held; the buffers of the ranks' sums are sized once."""
+    gc.collect()                                          # a model and its captured steps know each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return fast_share(_HELD["weights"], groups, tokens=max(tokens, 64), sequences=max(sequences, 1),
+                      ranks=_HELD["ranks"], rank_rows=_HELD["rows"], **options)
 
 
 def random_ids(vocabulary: int, count: int, device: torch.device, seed: int = 0) -> torch.Tensor:

@@ -24,7 +24,7 @@ KINDS = (
     ("combine", r"_combine"),
     ("rope and cache", r"rope_cache"),
     ("norm", r"norm_residual|rms_norm"),
-    ("dense products", r"gemm|cutlass|nvjet|cublas|splitK|gemv|aten::(addmm|linear|mm|matmul)"),
+    ("dense products", r"few_linear|gemm|cutlass|nvjet|cublas|splitK|gemv|aten::(addmm|linear|mm|matmul)"),
     ("copies", r"[Mm]emcpy|[Mm]emset|copy|index|embedding|elementwise|fill|aten::(to|empty|cat)"),
 )
 """Kinds in the order in which they are tried; what fits none is "other"."""

@@ -1,4 +1,4 @@
-"""Plans, and what is measured over several ranks: `plans`, `bench comm`, `bench sweep`."""
+"""Plans, and what is measured over several ranks: `plans`, `bench comm`, `bench sweep`, `bench disaggregation`."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,6 +23,7 @@ def register(app: typer.Typer, bench: typer.Typer) -> None:
     app.command("plans")(plans)
     bench.command("comm")(bench_comm)
     bench.command("sweep")(bench_sweep)
+    bench.command("disaggregation")(bench_disaggregation)
 
 
 def plan_of(name: str) -> Plan:
@@ -104,4 +105,21 @@ def bench_sweep(
     models = [options.known_preset(name) for name in model or ("gpt-oss-120b", "gpt-oss-20b")]
     sweep.run(out, models, world, seconds=seconds, repetitions=repetitions, checkpoint=checkpoint, small=small,
               comms=comms, plans=[plan_of(name) for name in plan or ()])
+    note(f"rows added to {out}")
+
+
+def bench_disaggregation(
+    model: Model = "gpt-oss-120b",
+    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Length of the prompt; repeatable.")] = None,
+    repetitions: Repetitions = 5,
+    small: Annotated[bool, typer.Option("--small", help="Dense weights, for CPU ranks.")] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="Its weights. Default: random ones, made in memory.")] = None,
+    out: Annotated[Path, typer.Option(help="A .jsonl file that the rows are added to.")] = Path(
+        "results/disaggregation.jsonl"),
+) -> None:
+    """Prefill on one rank, decode on another: the hand-over, what of it hides behind the prefill, the first token."""
+    from gptoss_lab.bench import disaggregation
+
+    disaggregation.run(out, options.known_preset(model), tuple(tokens or (8192,)), repetitions=repetitions,
+                       checkpoint=checkpoint, small=small)
     note(f"rows added to {out}")

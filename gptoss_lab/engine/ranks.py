@@ -20,6 +20,7 @@ from gptoss_lab.engine.errors import SamplingError
 from gptoss_lab.engine.request import Event, Request
 from gptoss_lab.engine.sampling import SamplingParams
 from gptoss_lab.model import Transformer, load_model
+from gptoss_lab.model.fast import FastTransformer, fast_share, lay_out_share
 from gptoss_lab.model.paged import PagePool
 from gptoss_lab.parallel.collectives import PlanCollectives, PlanGroups
 from gptoss_lab.parallel.vocabulary import VocabularyShards
@@ -35,10 +36,29 @@ def load_share(
     return load_model(path, device, dtype, share=groups.share(config), collectives=collectives, **options)
 
 
-class RankEngine:
-    """One rank's engine. model: this rank's share, made by `load_share`. step_tokens, pool: as for `PlainDecoder`."""
+def load_fast_share(
+    path: str | Path, groups: PlanGroups, device: torch.device | str, dtype: torch.dtype = torch.bfloat16, *,
+    tokens: int, sequences: int, experts: str = "fp8", projections: str = "fp8", full_logits: bool = False,
+    **options: Any,
+) -> FastTransformer:
+    """The same in the fast forward, with a pool for `tokens` positions of `sequences` sequences.
 
-    def __init__(self, model: Transformer, step_tokens: int = 8192, pool: PagePool | None = None) -> None:
+    experts, projections: as for `lay_out`. options: as for `fast_share`. All ranks call together.
+    """
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    weights = lay_out_share(checkpoint, groups.share(config), device, dtype, experts=experts, projections=projections)
+    return fast_share(weights, groups, tokens=tokens, sequences=sequences,
+                      ranks=PlanCollectives(config, groups, full_logits=full_logits), **options)
+
+
+class RankEngine:
+    """One rank's engine. model: this rank's share, made by `load_share` or `load_fast_share`. step_tokens, pool: as for
+    `PlainDecoder`."""
+
+    def __init__(
+        self, model: Transformer | FastTransformer, step_tokens: int = 8192, pool: PagePool | None = None
+    ) -> None:
         self.model, self.groups = model, model.ranks.groups
         self.decoder = PlainDecoder(model, step_tokens, pool)
         if self.groups.tensor.size > 1 and not model.ranks.full_logits:

@@ -22,6 +22,7 @@ from gptoss_lab.config import ModelConfig
 from gptoss_lab.parallel.cuts import even_ranges
 from gptoss_lab.parallel.groups import Group
 from gptoss_lab.parallel.plan import Plan
+from gptoss_lab.parallel.residual import ResidualSum
 from gptoss_lab.parallel.sequence import SequenceSplit
 from gptoss_lab.parallel.share import Place, Share, share_of
 
@@ -65,6 +66,7 @@ class PlanCollectives:
         self._counts: list[int] = []
         self._split: SequenceSplit | None = None
         self._sent: _Sent | None = None
+        self._sum: ResidualSum | None = None
 
     def start(self, lengths: Sequence[int], keep: bool, device: torch.device) -> SequenceSplit | None:
         """A step begins: tell the peers how many rows are here. Returns the split of its tokens, None where none is."""
@@ -78,6 +80,15 @@ class PlanCollectives:
             mine = torch.tensor([rows], device=device)
             self._counts = self.peers.all_gather(mine, [1] * self.peers.size, "rows of the step").tolist()
         return self._split
+
+    def residual_sum(self, rows: int, dtype: torch.dtype, device: torch.device, calls: int) -> ResidualSum:
+        """Residual and sum over the tp ranks in one step, of up to `rows` rows at once; see `ResidualSum`.
+
+        Its buffers are made by all ranks together, at the first call and again only for more rows.
+        """
+        if self._sum is None or self._sum.rows < rows:
+            self._sum = ResidualSum(self.groups.tensor, rows, self.config.hidden_size, dtype, device, calls)
+        return self._sum
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -40,15 +40,17 @@ class Exchange:
         return self.times * self.token_bytes
 
 
-def exchanges(config: ModelConfig, plan: Plan, value_bytes: int = BF16) -> list[Exchange]:
+def exchanges(config: ModelConfig, plan: Plan, value_bytes: int = BF16, fast: bool = False) -> list[Exchange]:
     """The exchanges of one step under `plan`, those that move nothing left out. value_bytes: of an activation.
 
-    Dispatch is the gathering kind. The sampler's few numbers per sequence are not listed.
+    Dispatch is the gathering kind. The sampler's few numbers per sequence are not listed. fast: of a prefill step of
+    the fast forward, whose ranks have the whole embedding and route again what they gather.
     """
     check(config, plan)
-    row = config.hidden_size * value_bytes
-    found = _split(config, plan, row, value_bytes) if plan.sequence_split else _heads(config, plan, row, value_bytes)
-    return [exchange for exchange in found if exchange.ranks > 1]
+    row, routing = config.hidden_size * value_bytes, 0 if fast else _routing_bytes(config, value_bytes)
+    found = (_split(config, plan, row, routing, value_bytes) if plan.sequence_split
+             else _heads(config, plan, row, routing))
+    return [exchange for exchange in found if exchange.ranks > 1 and not (fast and exchange.name == "embedding")]
 
 
 def _routing_bytes(config: ModelConfig, value_bytes: int) -> int:
@@ -56,19 +58,19 @@ def _routing_bytes(config: ModelConfig, value_bytes: int) -> int:
     return config.experts_per_token * (8 + max(4, value_bytes))
 
 
-def _heads(config: ModelConfig, plan: Plan, row: int, value_bytes: int) -> list[Exchange]:
+def _heads(config: ModelConfig, plan: Plan, row: int, routing: int) -> list[Exchange]:
     layers, dp, tp = config.num_layers, plan.dp, plan.tp
     sums = 2 * (tp - 1) / tp * row
     return [
         Exchange("embedding", "all-reduce", "tp", tp, 1, sums),
         Exchange("attention", "all-reduce", "tp", tp, layers, sums),
-        Exchange("dispatch", "all-gather", "dp", dp, layers, (dp - 1) * (row + _routing_bytes(config, value_bytes))),
+        Exchange("dispatch", "all-gather", "dp", dp, layers, (dp - 1) * (row + routing)),
         Exchange("combine", "reduce-scatter", "dp", dp, layers, (dp - 1) * row),
         Exchange("combine", "all-reduce", "tp", tp, layers, sums),
     ]
 
 
-def _split(config: ModelConfig, plan: Plan, row: int, value_bytes: int) -> list[Exchange]:
+def _split(config: ModelConfig, plan: Plan, row: int, routing: int, value_bytes: int) -> list[Exchange]:
     layers, dp, tp, world = config.num_layers, plan.dp, plan.tp, plan.world
     sliding = sum(config.is_sliding(n) for n in range(layers))
     kv = 2 * config.kv_size * value_bytes
@@ -77,8 +79,7 @@ def _split(config: ModelConfig, plan: Plan, row: int, value_bytes: int) -> list[
         Exchange("embedding", "reduce-scatter", "tp", tp, 1, (tp - 1) / tp * row),
         Exchange("keys and values", "all-to-all", "tp", tp, layers - sliding, (tp - 1) / tp * kv),
         Exchange("keys and values", "all-to-all", "tp", tp, sliding, 0.0, 3 * (config.sliding_window - 1) * kv),
-        Exchange("dispatch", "all-gather", "world", world, layers,
-                 from_others * (row + _routing_bytes(config, value_bytes))),
+        Exchange("dispatch", "all-gather", "world", world, layers, from_others * (row + routing)),
         Exchange("combine", "reduce-scatter", "world", world, layers, from_others * row),
     ]
 

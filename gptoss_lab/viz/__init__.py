@@ -24,6 +24,8 @@ from: live (computed here, now), recorded (a file of data/measured), published (
     cost_*        bounds, the fitted model, prefill rows, decode charts, the explorer of plans and prices
     fleet_*       a fleet in simulation against queueing theory, and what breaks first as traffic grows
     parallel_*    plans: who holds what, what moves, what it costs, EP against TP, split tokens, hand-over, live ranks
+    speculation_* drafts: rounds foretold, the rule enumerated, the ring, bytes and gain, shared experts, heads
+    disaggregation_*  split pools: pages to scale, what hides, two processes, a form for each side, pools or one
     interpreter   Triton kernels on the CPU, in a process of their own
     chat          a conversation with tools that run, and a line to type into
     recorded      result rows as a table that names its machine

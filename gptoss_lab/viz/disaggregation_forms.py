@@ -27,7 +27,8 @@ def forms_table(config: ModelConfig, batch: int = 32, tokens: int = CONTEXT) -> 
             name, f"{expert_bytes_touched(config, batch, form) / 1e9:.1f}",
             f"{1e3 * decode_bound(config, tokens, batch, precision).sequential_seconds:.1f}",
             f"{1e3 * prefill_bound(config, tokens, precision=precision).sequential_seconds:.1f}",
-            f"{weight_bytes_per_gpu(config, precision) / 1e9:.0f}", max_sequences(config, tokens, precision), "modelled"])
+            f"{weight_bytes_per_gpu(config, precision) / 1e9:.0f}", max_sequences(config, tokens, precision),
+            "modelled"])
     return table(lines, ["expert weights", f"GB of experts a step, batch {batch}", "decode step, ms",
                          f"prefill of {tokens:,}, ms", "weights, GB", f"sequences of {tokens:,} that fit", "origin"])
 

@@ -88,7 +88,7 @@ def bytes_table(config: ModelConfig, length: int, rates: Sequence[float] = RATES
              ("all", layers))
     for name, own in kinds:
         size = sum(one.size for one in own)
-        rows = str(own[0].rows) if name != "all" else ""
+        rows = f"{own[0].rows:,}" if name != "all" else ""
         lines.append([name, len(own), rows, sum(one.pages for one in own), size,
                       *(f"{size / (1e6 * rate):.3f}" for rate in rates), "modelled"])
     return table(lines, ["layers", "how many", "rows each", "pages", "bytes", *(f"ms at {r:g} GB/s" for r in rates),

@@ -1,16 +1,16 @@
 """Two pools or one: GPUs, dollars and the longest pause, for several mixes of prompt and answer.
 
 Split pools are `cost.pools`: prefill and decode on GPUs of their own, each with the plan that meets its goal at the
-lowest price. The rival is one pool in which each replica does both. While a sequence writes its answer of n tokens, each
-of the B sequences in its batch is replaced once by another, whose prompt is read in between. So per token
+lowest price. The rival is one pool in which each replica does both. While a sequence writes its answer of n tokens,
+each of the B sequences in its batch is replaced once by another, whose prompt is read in between. So per token
 
     seconds = step + B x prefill / (n - 1)        capacity = B / ((n - 1) x step + B x prefill)
 
 and everybody's text stands still for a whole prefill whenever a prompt comes. (Reading it in chunks makes the pauses
 shorter and more of them; the sum only grows.) Both sides get the same goals, plans, price and limit of use.
 
-What is lost: queueing, as in `cost.pools`; and a shared replica's prompts and steps might be done in one pass, where the
-prompt's FLOPs hide the step's bytes. That helps the shared side most at small batches.
+What is lost: queueing, as in `cost.pools`; and a shared replica's prompts and steps might be done in one pass, where
+the prompt's FLOPs hide the step's bytes. That helps the shared side most at small batches.
 """
 from __future__ import annotations
 
@@ -107,6 +107,12 @@ def sized(
             shared = None
         found.append(Both(name, size_pools(model, config, traffic, goals), shared))
     return found
+
+
+def saved(found: Sequence[Both]) -> float:
+    """Share of the dollars of one pool that splitting saves, over the mixes that both ways can serve; 0 for none."""
+    both = [(b.split.usd_per_day, b.shared.usd_per_day) for b in found if b.shared is not None]
+    return 1 - sum(split for split, _ in both) / sum(shared for _, shared in both) if both else 0.0
 
 
 def mixes_table(found: Sequence[Both]) -> Table:

@@ -64,7 +64,8 @@ def compute(config: ModelConfig, length: int, precision: Precision = SERVED) -> 
     common = sum(b.seconds for b in limit.parts if b.part.name not in (*ENDS, "attention_window", "attention_full"))
     own = {True: limit["attention_window"].seconds, False: limit["attention_full"].seconds}
     seconds = [limit["embedding"].seconds]
-    seconds += [common / config.num_layers + own[s] / kinds[s] for s in map(config.is_sliding, range(config.num_layers))]
+    for sliding in map(config.is_sliding, range(config.num_layers)):
+        seconds.append(common / config.num_layers + own[sliding] / kinds[sliding])
     return _in_turn([*seconds, limit["head"].seconds])
 
 

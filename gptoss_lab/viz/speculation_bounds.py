@@ -1,7 +1,7 @@
 """Speculation at the bounds: bytes of draft, step and verification; the gain by acceptance and length; what would pay.
 
-All of it is arithmetic of `cost.speculation`, for one H200 and one format of the weights. `shared` asks for the best that
-routing could do: proposals that use only experts which their first token reads anyway.
+All of it is arithmetic of `cost.speculation`, for one H200 and one format of the weights. `shared` asks for the best
+that routing could do: proposals that use only experts which their first token reads anyway.
 """
 from __future__ import annotations
 

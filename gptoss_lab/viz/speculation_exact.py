@@ -1,8 +1,8 @@
 """Rejection sampling proven on a vocabulary of four: every way a round can go, run through the engine's own function.
 
 `accept_sampled` takes its random numbers as arguments and is constant between a few borders, so on a grid that holds
-all borders it can be enumerated: every proposal, every draw. The probabilities here are eighths, and so are the borders;
-with 8 cells for each draw the outcome is exact, in fractions, not a frequency.
+all borders it can be enumerated: every proposal, every draw. The probabilities here are eighths, and so are the
+borders; with 8 cells for each draw the outcome is exact, in fractions, not a frequency.
 
 The chain: what follows token x is drawn from the same eighths, turned by x. So both places of a round, and the token
 after them, depend on what came before, as in a language model.

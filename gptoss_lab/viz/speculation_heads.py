@@ -1,9 +1,9 @@
 """What a proposal of a prediction head costs in bytes, beside a whole layer of the model and a second model.
 
-gpt-oss ships no heads. Two forms are counted: the one that this project's decoder takes (two matrices on the last hidden
-state, no attention; `engine/decoders/mtp.py`), three hidden sizes wide, and one further layer of the model itself, which
-is how DeepSeek-V3 does it, with a projection of state and embedding before it. Both read the whole unembedding for
-every proposal, and that is most of it.
+gpt-oss ships no heads. Two forms are counted: the one that this project's decoder takes (two matrices on the last
+hidden state, no attention; `engine/decoders/mtp.py`), three hidden sizes wide, and one further layer of the model
+itself, which is how DeepSeek-V3 does it, with a projection of state and embedding before it. Both read the whole
+unembedding for every proposal, and that is most of it.
 """
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ def drafts(target: ModelConfig, small: ModelConfig, batch: int, precision: Preci
 
 
 def heads_table(
-    target: ModelConfig, small: ModelConfig, batches: Iterable[int], acceptance: float = 0.7, precision: Precision = SERVED
+    target: ModelConfig, small: ModelConfig, batches: Iterable[int], acceptance: float = 0.7,
+    precision: Precision = SERVED,
 ) -> Table:
-    """One line per batch and kind of draft: GB, ms at the bandwidth, and the speed-up of one proposal at `acceptance`."""
+    """One line per batch and kind of draft: GB, ms at the bandwidth, and the speed-up of one proposal."""
     lines = []
     for batch in batches:
         steps = bound_steps(target, small, CONTEXT, 1, batch, precision)

@@ -1,4 +1,4 @@
-"""Recorded rows of suite "speculation": drafts on a checkpoint, and step times of real shapes with what they predict."""
+"""Recorded rows of suite "speculation": drafts on a checkpoint; step times of real shapes, with what they predict."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -58,7 +58,8 @@ def round_trip(draft: int, room: int, length: int, accepted: int) -> list[Moment
 
 def refusal(draft: int, length: int) -> str:
     """What a pool without room says when a round is to be cut back whole."""
-    pool = PagePool(_config(), pages=length, rings=2, page_size=PAGE, draft=0, dtype=torch.float32, device="cpu")
+    pool = PagePool(_config(), pages=(length + draft) // PAGE + 3, rings=2, page_size=PAGE, draft=0,
+                    dtype=torch.float32, device="cpu")
     cache = pool.new_cache()
     _feed(cache, range(length))
     _feed(cache, range(length, length + 1 + draft))

@@ -57,7 +57,7 @@ def wilson(stood: int, tested: int) -> Interval:
     share, z2 = stood / tested, Z95**2
     centre = (share + z2 / (2 * tested)) / (1 + z2 / tested)
     half = Z95 / (1 + z2 / tested) * math.sqrt(share * (1 - share) / tested + z2 / (4 * tested**2))
-    return max(0.0, centre - half), share, min(1.0, centre + half)
+    return (0.0 if not stood else centre - half), share, (1.0 if stood == tested else centre + half)
 
 
 def yield_of(rounds: Rounds, draft_tokens: int) -> Interval:
@@ -83,7 +83,8 @@ def figure(found: Mapping[str, Mapping[int, Rounds]], what: str) -> go.Figure:
     for colour, (name, runs) in zip(style.PALETTE, found.items(), strict=False):
         bands = [foretold(runs[1], k) for k in line]
         fig.add_scatter(x=line + line[::-1], y=[b[2] for b in bands] + [b[0] for b in bands[::-1]], fill="toself",
-                        line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip", showlegend=False)
+                        mode="lines", line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip",
+                        showlegend=False)
         fig.add_scatter(x=line, y=[b[1] for b in bands], mode="lines", line={"color": colour, "dash": "dot"},
                         name=f"{name}: foretold, a = {runs[1].acceptance:.2f}")
         lengths = sorted(k for k in runs if k > 1)

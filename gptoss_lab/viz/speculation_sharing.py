@@ -1,9 +1,9 @@
 """How many experts a verification touches: neighbours in a text, tokens from all over it, and even choice.
 
-A pass over k + 1 tokens reads the experts of all of them. With even and independent choice that is nearly k + 1 times as
-many as for one token, which is what makes checking dear. Two things lessen it: a router that prefers some experts, and
-neighbours that agree. They are told apart by taking the same number of tokens from places far apart: what these share
-is preference, what neighbours share beyond that is agreement.
+A pass over k + 1 tokens reads the experts of all of them. With even and independent choice that is nearly k + 1 times
+as many as for one token, which is what makes checking dear. Two things lessen it: a router that prefers some experts,
+and neighbours that agree. They are told apart by taking the same number of tokens from places far apart: what these
+share is preference, what neighbours share beyond that is agreement.
 """
 from __future__ import annotations
 

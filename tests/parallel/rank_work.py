@@ -8,7 +8,7 @@ import time
 import torch
 
 from gptoss_lab.engine.disaggregation import Disaggregated
-from gptoss_lab.engine.ranks import RankEngine, load_share
+from gptoss_lab.engine.ranks import RankEngine, load_fast_share, load_share
 from gptoss_lab.parallel import Plan, PlanError, RankError
 
 
@@ -16,6 +16,29 @@ def complete(own, path, plan, prompts, sampling, dispatch="gather"):
     model = load_share(path, own.plan_groups(plan), own.device, torch.float32, dispatch=dispatch)
     print("loaded", plan)
     return RankEngine(model).complete(prompts, sampling)
+
+
+def complete_fast(own, path, plan, prompts, sampling, full_logits=False, **options):
+    """The same in the fast forward; also how ranks' sums were made."""
+    model = load_fast_share(path, own.plan_groups(plan), own.device, torch.float32, tokens=1024, sequences=4,
+                            projections="dense", sizes=(1, 2, 4), full_logits=full_logits, rank_rows=256, **options)
+    return RankEngine(model).complete(prompts, sampling), model._forward.sum.reason
+
+
+def fast_error(own, path, plan, exact):
+    """bf16 on GPUs, e4m3 experts: largest relative error of the logits of a prompt and of captured decode steps against
+    `exact` [steps, V], and how ranks' sums were made."""
+    model = load_fast_share(path, own.plan_groups(plan), own.device, tokens=1024, sequences=2, projections="dense",
+                            sizes=(1, 2), full_logits=True, rank_rows=256)
+    caches = [model.new_cache()] if not model.ranks.groups.place.dp else []
+    found = []
+    for ids in [torch.arange(200), *(torch.tensor([n]) for n in range(len(exact) - 1))]:
+        ids = ids.to(own.device) if caches else ids[:0].to(own.device)
+        found.append(model(ids, [len(ids)] * len(caches), caches))
+    if not caches:
+        return 0.0, model._forward.sum.reason
+    rows = torch.cat(found).cpu()
+    return ((rows - exact).norm(dim=1) / exact.norm(dim=1)).max().item(), model._forward.sum.reason
 
 
 def places(own, plan):

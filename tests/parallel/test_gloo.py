@@ -61,6 +61,20 @@ def test_tokens_of_four_ranks(four, folder, expected, plan):
     assert [c.tokens for c in merged(four.run(rank_work.complete, folder, plan, PROMPTS, SAMPLING))] == expected
 
 
+@pytest.mark.parametrize("plan", [Plan(2, 1, 2), Plan(2, 1, 2, True), Plan(2, 2, 1)], ids=str)
+def test_tokens_of_the_fast_forward(two, folder, expected, plan):
+    """Greedy and sampled, from shards of the logits; groups with different numbers of sequences."""
+    found = two.run(rank_work.complete_fast, folder, plan, PROMPTS, SAMPLING)
+    assert [c.tokens for c in merged([completions for completions, _ in found])] == expected
+    assert all(("and this is cpu" in reason) == (plan.tp > 1) for _, reason in found)
+
+
+@pytest.mark.parametrize("plan", [Plan(4, 2, 2), Plan(4, 1, 4, True)], ids=str)
+def test_tokens_of_the_fast_forward_on_four(four, folder, expected, plan):
+    found = four.run(rank_work.complete_fast, folder, plan, PROMPTS, SAMPLING, plan.sequence_split)
+    assert [c.tokens for c in merged([completions for completions, _ in found])] == expected
+
+
 @pytest.mark.parametrize("plan", [Plan(4, 4, 1), Plan(2, 2, 2, True)], ids=str)
 def test_tokens_with_routed_dispatch(four, folder, expected, plan):
     found = four.run(rank_work.complete, folder, plan, PROMPTS, SAMPLING, "all_to_all")

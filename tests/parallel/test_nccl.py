@@ -1,4 +1,5 @@
-"""Two GPUs over NCCL: the tokens of one GPU, by the plain forward, and a prompt handed from one GPU to the other."""
+"""Two GPUs over NCCL: the tokens of one GPU by the plain forward, the logits of one GPU by the fast one with its sums
+in one kernel and its decode steps captured, and a prompt handed from one GPU to the other."""
 import pytest
 import rank_work
 import torch
@@ -32,6 +33,18 @@ def expected():
                          ids=str)
 def test_tokens(two, expected, plan):
     assert [c.tokens for c in merged(two.run(rank_work.complete, ensure_nano(), plan, PROMPTS, GREEDY))] == expected
+
+
+@pytest.mark.parametrize("plan", [Plan(2, 1, 2), Plan(1, 1, 2), Plan(2, 1, 2, True), Plan(2, 2, 1)], ids=str)
+def test_logits_of_the_fast_forward(two, plan):
+    """bf16 with e4m3 experts against the plain fp32 model of the same checkpoint, by what bf16 and e4m3 round."""
+    model = load_model(ensure_nano(), "cuda", torch.float32)
+    caches = [model.new_cache()]
+    ids = [torch.arange(200), *(torch.tensor([n]) for n in range(6))]
+    exact = torch.cat([model(part.cuda(), [len(part)], caches) for part in ids]).cpu()
+    for error, reason in two.run(rank_work.fast_error, ensure_nano(), plan, exact):
+        assert error <= 0.08
+        assert ("one kernel up to the 256 rows" in reason) == (plan.tp > 1)
 
 
 def test_prefill_on_one_and_decode_on_the_other(two, expected):

@@ -1,6 +1,6 @@
 """Decode steps captured at chosen batch sizes and replayed for whatever requests are at hand.
 
-A step of decode is some 430 launches for 36 layers; issued one by one from Python they take longer than they run. A
+A step of decode is some 390 launches for 36 layers; issued one by one from Python they take longer than they run. A
 CUDA graph replays them in one call, from fixed addresses and for one number of rows, so a step of n tokens takes the
 captured size that is next to n, and its spare rows are padding (decode.py). Sizes are captured when first needed, or
 all at once by `capture`; each says how long that took and what memory it holds.

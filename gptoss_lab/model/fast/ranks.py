@@ -1,7 +1,7 @@
 """The layers of the fast forward where several ranks hold the model between them.
 
 What differs from one rank is where sums end. With the heads cut (TP) the output projection gives a part of a sum, and
-so do the experts: both end in `ResidualSum`, one kernel that adds all ranks' parts and the residual, and for a prompt
+so do the experts: both end in a `ResidualSum`, one kernel that adds all ranks' parts and the residual, and for a prompt
 norms what the next QKV product takes. Where ranks have different tokens (a split prompt, data parallel groups) the
 experts' input is gathered from all of them, routed again here for the experts that are here, and the parts go back by
 a reduce-scatter.
@@ -29,7 +29,6 @@ from gptoss_lab.model.fast.step import Step, prefill_step
 from gptoss_lab.model.fast.weights import FastLayer, FastWeights, Projection
 from gptoss_lab.model.paged import PagedCache, PagePool
 from gptoss_lab.parallel.collectives import PlanCollectives
-from gptoss_lab.parallel.residual import ResidualSum
 from gptoss_lab.parallel.sequence import SequenceSplit
 
 
@@ -62,8 +61,8 @@ class RankForward(Forward):
             raise ValueError(f"{plan}: the fast forward splits a prompt over the ranks of one data-parallel group; the "
                              "plain one does over several")
         self.ranks, self.whole_heads, self.groups = ranks, plan.head_ways == 1, plan.dp
-        self.sum = ResidualSum(ranks.groups.tensor, rows, config.hidden_size, weights.dtype, weights.device,
-                               calls=config.num_layers * (1 if self.whole_heads else 2))
+        self.sum = ranks.residual_sum(rows, weights.dtype, weights.device,
+                                      calls=config.num_layers * (1 if self.whole_heads else 2))
         self._ahead: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def prefill(

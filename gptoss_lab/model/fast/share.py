@@ -34,19 +34,20 @@ def lay_out_share(
 
 def fast_share(
     weights: FastWeights, groups: PlanGroups, *, tokens: int, sequences: int, page_size: int = 64,
-    kv_form: str = "same", full_logits: bool = True, dispatch: str = "gather", **options: Any,
+    kv_form: str = "same", ranks: PlanCollectives | None = None, **options: Any,
 ) -> FastTransformer:
     """The fast forward over this rank's share; `tokens` positions of `sequences` sequences fit its pool.
 
-    full_logits: gather the logits' columns, or leave each rank its own for a sampler that works on those. options: as
-    for `FastTransformer`. ValueError for another dispatch than "gather", the only one that a captured step can have.
+    ranks: the plan's collectives, where several models follow each other (their buffers are made once) or each rank is
+    to keep its own columns of the logits; default: made here, logits gathered. options: as for `FastTransformer`.
+    ValueError for collectives that choose rows, which would have to be known on the host.
     """
-    if dispatch != "gather":
-        raise ValueError(f"dispatch is {dispatch!r}; the fast forward has 'gather' alone, since a choice of rows would "
-                         "have to be known on the host")
     config = weights.config
+    if ranks is not None and ranks.routed:
+        raise ValueError("dispatch is 'all_to_all'; the fast forward has 'gather' alone")
     pool = PagePool(config, pages=-(-tokens // page_size) + sequences + 1, rings=sequences + 1, page_size=page_size,
                     dtype=weights.dtype, device=weights.device, kv_heads=len(groups.share(config).kv_heads),
                     kv_form=kv_form)
-    ranks = PlanCollectives(config, groups, full_logits=full_logits) if groups.plan.world > 1 else None
+    if ranks is None and groups.plan.world > 1:
+        ranks = PlanCollectives(config, groups)
     return FastTransformer(weights, pool, ranks=ranks, **options)

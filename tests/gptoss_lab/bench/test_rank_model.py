@@ -4,10 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gptoss_lab.bench.rank_model import Made, RankSubject, fast_model, fast_weights, plain_model
+from gptoss_lab.bench.rank_model import Made, RankSubject, centre_routers, fast_weights, plain_model
 from gptoss_lab.checkpoint import synth
 from gptoss_lab.config import preset
 from gptoss_lab.model import load_model
+from gptoss_lab.model.fast import fast_share
 from gptoss_lab.parallel import Plan, ShardedSource, share_of, simulate
 
 CONFIG = replace(preset("nano"), name="small", num_layers=2, vocab_size=1021, sliding_window=16, eos_token_ids=(2,),
@@ -25,13 +26,14 @@ def folder(tmp_path_factory):
 def fast(own, path, plan, experts):
     groups = own.plan_groups(plan)
     weights = fast_weights(RankSubject(CONFIG, plan, experts, path), groups, own.device, torch.float32)
-    model = fast_model(weights, CONFIG, groups, tokens=200, sequences=2, graphs=False)
+    model = fast_share(weights, groups, tokens=200, sequences=2, graphs=False)
     caches = [model.new_cache(), model.new_cache()]
     first = model(IDS, [30, 20], caches)
     return torch.stack([first, model(IDS[:2], [1, 1], caches)]), weights.layers[0]
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(1, 1, 2), Plan(2, 1, 2), Plan(4, 1, 4), Plan(2, 1, 4)], ids=str)
+@pytest.mark.parametrize("plan", [Plan(), Plan(1, 1, 2), Plan(2, 1, 2), Plan(4, 1, 4), Plan(2, 1, 4),
+                                  Plan(2, 1, 2, True), Plan(4, 1, 4, True)], ids=str)
 def test_fast_forward_over_ranks(folder, plan):
     """Prefill and a decode step, heads and experts cut, against the plain model that nobody cut."""
     alone = load_model(folder, dtype=torch.float32)
@@ -60,12 +62,28 @@ def test_weights_that_are_made_are_cut_like_those_on_disk():
         assert torch.equal(q, made.tensor("model.layers.1.self_attn.q_proj.weight")[rows])
 
 
-@pytest.mark.parametrize(("plan", "kind"), [
-    (Plan(2, 1, 2), "fast"), (Plan(2, 2, 1), "plain"), (Plan(1, 1, 2, True), "plain")])
-def test_rows_say_which_forward_ran(plan, kind):
-    subject = RankSubject(CONFIG, plan, "fp8")
-    assert subject.backend == f"{kind}, fp8 experts" and subject.fast == (kind == "fast")
-    assert subject.conditions["sequence_split"] == plan.sequence_split
+@pytest.mark.parametrize(("plan", "fast"), [
+    (Plan(2, 1, 2), True), (Plan(2, 2, 1), True), (Plan(1, 1, 2, True), True), (Plan(2, 2, 2, True), False)], ids=str)
+def test_rows_say_which_forward_ran(plan, fast):
+    subject = RankSubject(CONFIG, plan, "fp8", projections="fp8")
+    assert subject.backend == ("fast, fp8 experts, fp8 projections" if fast else "plain, fp8 experts")
+    assert subject.fast == fast and subject.conditions["sequence_split"] == plan.sequence_split
+    assert subject.conditions["projections"] == ("fp8" if fast else "dense")
+
+
+@pytest.mark.parametrize("plan", [Plan(2, 1, 2), Plan(2, 1, 2, True), Plan(2, 2, 1)], ids=str)
+def test_centred_routers_are_the_same_on_every_rank(plan):
+    """And those of one rank: the mean is over all rows, also where each rank sees its part of them."""
+    def own(ranks, plan=plan):
+        groups = ranks.plan_groups(plan)
+        weights = fast_weights(RankSubject(CONFIG, plan, "dense"), groups, ranks.device, torch.float32)
+        centre_routers(weights, groups, 100)
+        return torch.stack([layer.moe.router_bias for layer in weights.layers])
+
+    exact = simulate(1, lambda ranks: own(ranks, Plan()))[0]
+    found = simulate(2, own)
+    assert torch.equal(found[0], found[1]) and bool(exact.abs().max() > 0.1)
+    assert torch.allclose(found[0], exact, rtol=1e-4, atol=1e-4)
 
 
 def test_plain_model_over_made_weights():

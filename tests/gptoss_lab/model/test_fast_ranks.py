@@ -18,6 +18,7 @@ from gptoss_lab.parallel import Plan, PlanCollectives, RankError, residual, simu
 from gptoss_lab.parallel import sequence as sequence_module
 from gptoss_lab.parallel.rules import region
 from gptoss_lab.parallel.simulated import SimulatedGroup
+from gptoss_lab.parallel.traffic import exchanges
 
 EXACT = 1e-5
 CONFIG = config(num_heads=8, num_kv_heads=4, num_experts=8, intermediate_size=320, max_position_embeddings=4096)
@@ -197,22 +198,31 @@ def test_rows_that_did_not_travel_are_never_read(source, plain, monkeypatch):
             assert distance(rows, exact[n]) <= EXACT
 
 
-def test_what_a_split_prompt_moves(source):
-    """Keys and values to everyone in full layers, a halo in sliding ones; each layer's rows gathered and dealt out."""
-    plan, length = Plan(2, 1, 2, True), 64
+@pytest.mark.parametrize("plan", [Plan(2, 1, 2), Plan(2, 1, 4), Plan(2, 2, 1), Plan(4, 2, 2), Plan(2, 1, 2, True),
+                                  Plan(4, 1, 4, True)], ids=str)
+def test_what_a_prompt_moves(source, plan):
+    """The bytes that a rank receives for one prompt of each group are those that the plan says, and no others."""
+    length = 64
 
     def own(ranks):
         model = fast(ranks, source, plan)
-        model(tokens(CONFIG, length), [length], [model.new_cache()])
-        traffic = model.ranks.groups.tensor.traffic
-        return traffic.calls, traffic.received, model.ranks.groups.world.traffic.received
+        groups = {name: getattr(model.ranks.groups, name) for name in ("tensor", "data", "world")}
+        model(tokens(CONFIG, length), [length], [model.new_cache()], logits="none")
+        return {name: dict(group.traffic.received) for name, group in groups.items()}
 
-    for calls, received, world in simulate(2, own):
-        row, halo = 2 * CONFIG.kv_size * 4, CONFIG.sliding_window - 1
-        assert calls["keys and values"] == CONFIG.num_layers and "attention" not in calls
-        full, sliding = 2 * (length // 2) * row, received["keys and values"] - 2 * (length // 2) * row
-        assert full > 0 and halo * row <= sliding / 2 <= 3 * halo * row
-        assert world["dispatch"] == world["combine"] == CONFIG.num_layers * length // 2 * CONFIG.hidden_size * 4
+    of_axis = {"tp": "tensor", "dp": "data", "world": "world"}
+    for received in simulate(plan.world, own):
+        for what in ("rows of the step", "kind of step"):
+            received["data"].pop(what, None)
+        halo = 0.0
+        for e in exchanges(CONFIG, plan, value_bytes=4, fast=True):
+            received[of_axis[e.axis]][e.name] -= e.times * e.token_bytes * length
+            halo += e.times * e.sequence_bytes
+        left = {(axis, name): bytes for axis, names in received.items() for name, bytes in names.items() if bytes}
+        if not plan.sequence_split:
+            assert not left
+        else:
+            assert set(left) == {("tensor", "keys and values")} and 0 < left["tensor", "keys and values"] <= halo
 
 
 def test_an_idle_group_works_for_the_others(source, plain):

@@ -3,7 +3,8 @@
 On GPUs each form is captured as a CUDA graph of several calls, as an engine runs it, and the graphs are replayed in
 turn: our kernel in both forms (it copies the part out of ordinary memory itself, as for a model's experts), NCCL with
 add and norm behind it, and NCCL's all-reduce alone. All are first compared with the plain sum of all ranks' parts. On
-CPU ranks gloo's plain form is timed, which says nothing about NVLink but runs every line that is not a kernel. Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
+CPU ranks gloo's plain form is timed, which says nothing about NVLink but runs every line that is not a kernel.
+Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
 
     gptoss-lab bench comm --ranks 2
     torchrun --nproc-per-node 2 -m gptoss_lab.bench.comm --out results/comm.jsonl

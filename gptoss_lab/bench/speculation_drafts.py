@@ -113,11 +113,11 @@ def load_pair(
     model = load(path)
     if drafts.heads is not None:
         return Pair(model, heads=tuple(load_heads(drafts.heads, model)))
-    return Pair(model, noisy(model, drafts.noise) if drafts.noise is not None else load(drafts.checkpoint))
+    return Pair(model, spoiled(model, drafts.noise) if drafts.noise is not None else load(drafts.checkpoint))
 
 
 @torch.no_grad()
-def noisy(model: Transformer, noise: float, seed: int = 0) -> Transformer:
+def spoiled(model: Transformer, noise: float, seed: int = 0) -> Transformer:
     """A copy whose layers' weights are off by `noise` of their own standard deviations; embedding and unembedding are
     shared with the model. The experts' weights must be dense."""
     layers, g = copy.deepcopy(model.layers), torch.Generator().manual_seed(seed)

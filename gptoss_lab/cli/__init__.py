@@ -14,6 +14,7 @@
     turn.py             how a turn is printed while it is written
     results.py          results diff
     parallel.py         plans, bench comm, bench sweep
+    speculation.py      bench speculation
     bench.py            bench convert, whole, attention, ...
 """
 from gptoss_lab.cli.main import main

@@ -5,13 +5,13 @@ size. No noise is a draft that is always right, much noise one that guesses.
 """
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 import torch
 
+from gptoss_lab.bench.speculation_drafts import spoiled as spoiled
 from gptoss_lab.checkpoint.nano import trained_nano
 from gptoss_lab.cost.speculation import StepSeconds, tokens_per_round
 from gptoss_lab.engine import Engine, SamplingParams
@@ -23,19 +23,6 @@ from gptoss_lab.engine.decoders.speculative import SpeculativeDecoder
 from gptoss_lab.model import Transformer
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
-
-
-@torch.no_grad()
-def spoiled(model: Transformer, noise: float, seed: int = 0) -> Transformer:
-    """A model of the same shapes whose layers' weights are off by `noise` standard deviations of their own. Embedding
-    and unembedding are shared with the model. Expert weights must be dense (as small models have them)."""
-    layers, g = copy.deepcopy(model.layers), torch.Generator().manual_seed(seed)
-    for weight in layers.parameters():
-        drawn = torch.randn(weight.shape, generator=g).to(weight.device)
-        weight += (noise * weight.float().std(unbiased=False) * drawn).to(weight.dtype)
-    draft = copy.copy(model)
-    draft._modules = {**model._modules, "layers": layers}
-    return draft
 
 
 def heads(model: Transformer, count: int = 2) -> tuple[list[Head], str]:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from gptoss_lab.bench import speculation
 from gptoss_lab.bench.fast_model import Subject
-from gptoss_lab.bench.speculation_drafts import Drafts, load_pair, noisy
+from gptoss_lab.bench.speculation_drafts import Drafts, load_pair, spoiled
 from gptoss_lab.checkpoint import synth
 from gptoss_lab.cli.main import app
 from gptoss_lab.config import preset
@@ -109,7 +109,7 @@ def test_forwards_that_do_not_fit(folder, heads):
 def test_a_noisy_copy_leaves_the_model_alone(folder):
     model, ids = load_model(folder, dtype=torch.float32), torch.arange(9)
     exact = model(ids, logits="all")
-    errors = [(noisy(model, noise)(ids, logits="all") - exact).norm().item() for noise in (0.0, 0.01, 0.1)]
+    errors = [(spoiled(model, noise)(ids, logits="all") - exact).norm().item() for noise in (0.0, 0.01, 0.1)]
     assert errors[0] == 0 < errors[1] < errors[2] and torch.equal(model(ids, logits="all"), exact)
 
 

@@ -67,7 +67,7 @@ def plain(source):
     return build_model(source, dtype=torch.float32)
 
 
-def fast(ranks, source, plan, *, full_logits=True, kv_form="same", projections="dense", draft=0, **options):
+def fast(ranks, source, plan, *, full_logits=True, kv_form="same", projections="dense", draft=0, rings=9, **options):
     """This rank's model; weights know which experts they are."""
     from dataclasses import replace
 
@@ -76,7 +76,7 @@ def fast(ranks, source, plan, *, full_logits=True, kv_form="same", projections="
     weights = lay_out(Cut(source, share), "cpu", torch.float32, experts="dense", projections=projections)
     weights = replace(weights, layers=tuple(
         replace(layer, moe=replace(layer.moe, first_expert=share.experts.start)) for layer in weights.layers))
-    pool = PagePool(CONFIG, pages=120, rings=9, page_size=4, draft=draft, dtype=torch.float32, device="cpu",
+    pool = PagePool(CONFIG, pages=120, rings=rings, page_size=4, draft=draft, dtype=torch.float32, device="cpu",
                     kv_heads=len(share.kv_heads), kv_form=kv_form)
     return FastTransformer(weights, pool, ranks=collectives, **options)
 
@@ -309,18 +309,39 @@ class StandIn:
         return total, None if weight is None else normed
 
 
-@pytest.mark.parametrize(("plan", "projections"), [
-    (Plan(2, 1, 2), "dense"), (Plan(1, 1, 4), "dense"), (Plan(2, 1, 2, True), "dense"), (Plan(4, 2, 2), "dense"),
-    (Plan(2, 1, 2), "fp8")], ids=str)
-@pytest.mark.parametrize("graphs", [True, False])
-def test_sums_in_one_kernel(source, plain, plan, projections, graphs, monkeypatch):
-    """With the stand-in the logits are the same, and each step takes the form and the norm that it should."""
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Simulated ranks sum by `StandIn`."""
     import gptoss_kernels.comm
 
     monkeypatch.setattr(residual, "fused_obstacle", lambda group, *_: "one rank" if group.size == 1 else None)
     monkeypatch.setattr(SimulatedGroup, "process_group", property(lambda self: self), raising=False)
     monkeypatch.setattr(gptoss_kernels.comm, "FusedAllReduce", StandIn)
     monkeypatch.setattr(StandIn, "made", [])
+
+
+@pytest.mark.parametrize("plan", [Plan(2, 1, 2), Plan(2, 1, 2, True)], ids=str)
+def test_decode_of_many_rows(source, plain, plan, stand_in):
+    """Above 32 rows the projections are other kernels, and a sum may norm for the next of them."""
+    def own(ranks):
+        model = fast(ranks, source, plan, rings=41)
+        caches = [model.new_cache() for _ in range(40)]
+        model(ids, [3] * 40, caches)
+        return model(ids[:40], [1] * 40, caches)
+
+    ids = tokens(CONFIG, 120)
+    exact = torch.cat([plain(torch.cat([ids[3 * n : 3 * n + 3], ids[n : n + 1]])) for n in range(40)])
+    for rows in simulate(2, own):
+        assert distance(rows, exact) <= EXACT
+    assert all(made.forms for made in StandIn.made)
+
+
+@pytest.mark.parametrize(("plan", "projections"), [
+    (Plan(2, 1, 2), "dense"), (Plan(1, 1, 4), "dense"), (Plan(2, 1, 2, True), "dense"), (Plan(4, 2, 2), "dense"),
+    (Plan(2, 1, 2), "fp8")], ids=str)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_sums_in_one_kernel(source, plain, plan, projections, graphs, stand_in, monkeypatch):
+    """With the stand-in the logits are the same, and each step takes the form and the norm that it should."""
     # Half of the heads are half of a block of 128, so e4m3 projections differ from one rank's: compare with the same.
     options = {"projections": projections, "rank_rows": 128, "graphs": graphs}
     results = simulate(plan.world, lambda ranks: work(ranks, source, plan, **options))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from gptoss_lab.bench.fast_check import check
+from gptoss_lab.bench.fast_check import prepared
 from gptoss_lab.bench.fast_model import (
     Budget,
     Row,
@@ -27,7 +27,6 @@ from gptoss_lab.bench.fast_model import (
     Subject,
     expert_use,
     free_bytes,
-    loaded,
     random_ids,
     synchronise,
 )
@@ -73,11 +72,7 @@ def run(
     left = [case for case in cases if not rows.has("decode", name, subject, batch=case.batch, tokens=case.tokens)]
     if not left:
         return rows.all
-    if weights is None:
-        weights, about = loaded(subject)
-        rows.add(about)
-    if checked:
-        rows.add([check(subject, weights, kv_form=kv_form)])
+    weights = prepared(subject, rows, weights, checked, kv_form)
     kept = ", keys and values in e4m3" if kv_form == "fp8" else ""
     print(f"{subject.config.name}, {subject.backend}{kept}\n{HEADER}", flush=True)
     longest = 0.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from gptoss_lab.bench.fast_model import Row, Subject, give_back, random_ids
+from gptoss_lab.bench.fast_model import Row, Rows, Subject, give_back, loaded, random_ids
 from gptoss_lab.model import Transformer
 from gptoss_lab.model.fast import FastTransformer, FastWeights, LaidOut, make_pool
 from gptoss_lab.model.kv_scales import measured_scales
@@ -42,6 +42,18 @@ def tolerance(subject: Subject, model: FastTransformer) -> float:
 
 
 @torch.inference_mode()
+def prepared(
+    subject: Subject, rows: Rows, weights: FastWeights | None, checked: bool, kv_form: str = "same"
+) -> FastWeights:
+    """The weights that are to be timed: laid out unless given, and checked if asked for; rows of both are added."""
+    if weights is None:
+        weights, about = loaded(subject)
+        rows.add(about)
+    if checked:
+        rows.add([check(subject, weights, kv_form=kv_form)])
+    return weights
+
+
 def check(subject: Subject, weights: FastWeights, layers: int = LAYERS, kv_form: str = "same") -> Row:
     """A row of suite "accuracy" with the share of equal top-1 among clear margins. WrongResult if the errors are larger
     than the tolerance, or a clear top-1 differs."""

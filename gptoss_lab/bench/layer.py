@@ -23,7 +23,7 @@ from gptoss_kernels.reference.fused import fp8_linear, norm_residual, rope_cache
 from gptoss_kernels.reference.rope import rope_concentration, rope_frequencies, rope_table
 from gptoss_kernels.rope import rope_cache_triton
 from gptoss_lab.bench import timing
-from gptoss_lab.results import make_row, write_rows
+from gptoss_lab.results import make_row
 
 HIDDEN, QKV, WIDE, HEADS, KV_HEADS, D, PAGE = 2880, 5120, 4096, 64, 8, 64, 64
 PEAK_BYTES, FP8_FLOPS, BF16_FLOPS = 4.8e12, 1979e12, 989e12
@@ -187,15 +187,7 @@ def run(path: str | Path | None = None, cases: Iterable[Case] = CASES, repetitio
     obstacle = gemm_cuda.obstacle("cuda")
     if obstacle is not None:
         raise RuntimeError(f"the layer benchmark cannot run here: {obstacle}")
-    every: list[dict[str, Any]] = []
-    for case in cases:
-        rows = measure(case, repetitions)
-        print(table(rows), flush=True)
-        if path is not None:
-            write_rows(path, rows)
-        every += rows
-        torch.cuda.empty_cache()
-    return every
+    return timing.each_case(cases, lambda case: measure(case, repetitions), table, path)
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gptoss_lab.bench.fast_check import check
+from gptoss_lab.bench.fast_check import prepared
 from gptoss_lab.bench.fast_model import (
     Budget,
     Row,
@@ -24,7 +24,6 @@ from gptoss_lab.bench.fast_model import (
     Subject,
     expert_use,
     give_back,
-    loaded,
     random_ids,
     synchronise,
 )
@@ -70,11 +69,7 @@ def run(
     left = [case for case in cases if not rows.has("prefill", CASE, subject, batch=case.batch, tokens=case.tokens)]
     if not left:
         return rows.all
-    if weights is None:
-        weights, about = loaded(subject)
-        rows.add(about)
-    if checked:
-        rows.add([check(subject, weights)])
+    weights = prepared(subject, rows, weights, checked)
     print(f"{subject.config.name}, {subject.backend}\n{HEADER}", flush=True)
     rate = 0.0                                                           # measured over bound, of the last case
     for case in left:

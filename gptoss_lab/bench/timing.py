@@ -6,11 +6,34 @@ compared only if they ran in turn, within the same second.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from gptoss_lab.results import write_rows
+
+Case = TypeVar("Case")
+Row = dict[str, Any]
+
 L2_FLUSH_BYTES = 2**28
+
+
+def each_case(
+    cases: Iterable[Case], measure: Callable[[Case], list[Row]], table: Callable[[list[Row]], str],
+    path: str | Path | None,
+) -> list[Row]:
+    """Measure the cases in turn; print each one's rows and write them to `path` (.jsonl) before the next begins."""
+    every: list[Row] = []
+    for case in cases:
+        rows = measure(case)
+        print(table(rows), flush=True)
+        if path is not None:
+            write_rows(path, rows)
+        every += rows
+        torch.cuda.empty_cache()
+    return every
 
 
 def interleaved(

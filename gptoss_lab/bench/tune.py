@@ -34,7 +34,7 @@ from gptoss_kernels.reference.quant import dequantise_blocks
 from gptoss_lab.bench import attention, moe_inputs, timing
 from gptoss_lab.bench.moe import BF16_OUT, E4M3_OUT, FP8_FLOPS, PEAK_BYTES, check, dequantised
 from gptoss_lab.bench.tune_launches import CASES, ROWS, Case, Launch, launches
-from gptoss_lab.results import make_row, write_rows
+from gptoss_lab.results import make_row
 
 HIDDEN, GATE_UP, QKV, WIDE, TOP = 2880, 5760, 5120, 4096, 4
 WHOLE = 2944                        # 2880 padded to blocks of 128
@@ -306,15 +306,10 @@ def run(
     obstacle = gemm_cuda.obstacle("cuda")
     if obstacle is not None:
         raise RuntimeError(f"the tuning benchmark cannot run here: {obstacle}")
-    every: list[dict[str, Any]] = []
-    for case in cases:
-        rows = measure(case, repetitions, time.time_ns() % 2**31 if seed is None else seed)
-        print(table(rows), flush=True)
-        if path is not None:
-            write_rows(path, rows)
-        every += rows
-        torch.cuda.empty_cache()
-    return every
+    def measured(case: Case) -> list[dict[str, Any]]:
+        return measure(case, repetitions, time.time_ns() % 2**31 if seed is None else seed)
+
+    return timing.each_case(cases, measured, table, path)
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -11,7 +11,6 @@ What is lost: nothing. The shared row is repeated as it is, so the expanded mode
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.manifest import TensorSpec, manifest, total_bytes
 from gptoss_lab.checkpoint.names import hf_parts
 from gptoss_lab.checkpoint.shards import SINGLE_NAME
-from gptoss_lab.checkpoint.synth import new_partial, publish
+from gptoss_lab.checkpoint.synth import new_folder
 from gptoss_lab.checkpoint.writer import ShardWriter, write_json
 from gptoss_lab.config import ConfigError, ModelConfig
 
@@ -85,8 +84,7 @@ def expand(file: str | Path, target: str | Path, layout: str = "hf") -> Path:
         raise CheckpointError(f"expand writes the layouts hf and original, not {layout!r}")
     config, ids, tensors = read_compact(file)
     specs, target = manifest(config, layout), Path(target)
-    partial = new_partial(target, total_bytes(specs))
-    try:
+    with new_folder(target, total_bytes(specs)) as partial:
         with ShardWriter(partial / SINGLE_NAME, specs, checksums=False) as writer:
             for spec in specs:
                 for name in (spec.name,) if layout == "hf" else hf_parts(spec.name, config):
@@ -94,10 +92,6 @@ def expand(file: str | Path, target: str | Path, layout: str = "hf") -> Path:
                         writer.write(spec.name, piece)
             writer.close()
         _write_config(partial, config, specs, layout)
-        publish(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return target
 
 

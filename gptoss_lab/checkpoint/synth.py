@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +63,7 @@ def synth(
     config = config if layers is None else config.with_layers(layers)
     specs, target = manifest(config, layout), Path(path)
     total, done = total_bytes(specs), 0
-    partial = new_partial(target, total)
-    try:
+    with new_folder(target, total) as partial:
         for name, group in name_shards(split_shards(specs, shard_bytes or _SHARD_BYTES[layout]), layout).items():
             pieces = [piece for spec in group for piece in _pieces(spec, config, layout)]
             make = functools.partial(make_piece, config=config, seed=seed, spread=spread, device=device)
@@ -75,23 +75,25 @@ def synth(
                         progress(done, total, piece.tensor)
                 writer.close()
         _write_metadata(partial, config, specs, layout)
-        publish(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return target
 
 
 # -- folder ------------------------------------------------------------------------------------------------------------
-def new_partial(target: Path, size: int) -> Path:
-    """A fresh folder beside `target`, whose name no reader opens. CheckpointError: `target` exists, no room for
-    `size` bytes.
+@contextmanager
+def new_folder(target: Path, size: int) -> Iterator[Path]:
+    """A fresh folder beside `target`, whose name no reader opens; it becomes `target` when all went well, else it is
+    removed. CheckpointError: `target` exists, no room for `size` bytes.
     """
     check_target(target, size)
     partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     shutil.rmtree(partial, ignore_errors=True)
     guarded(partial, lambda: partial.mkdir(parents=True))
-    return partial
+    try:
+        yield partial
+        publish(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def check_target(target: Path, size: int) -> None:

@@ -5,7 +5,6 @@ project exists yet, under the mark of its source; it never becomes a measured ro
 """
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gptoss_lab.cost.errors import CostError
 from gptoss_lab.cost.fit import Equation
 from gptoss_lab.cost.hardware import H200
 from gptoss_lab.cost.precision import BF16_BYTES, FP8_EXPERTS
+from gptoss_lab.cost.tables import published_file, read_table
 from gptoss_lab.cost.workload import Workload, decode, prefill
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -51,20 +51,13 @@ class Figure:
 
 def figures_path() -> Path:
     """`data/published/figures.csv` of this checkout."""
-    return Path(__file__).resolve().parents[2] / "data" / "published" / "figures.csv"
+    return published_file("figures.csv")
 
 
 def read_figures(path: str | Path | None = None, **where: object) -> list[Figure]:
     """The figures in file order; `where` keeps those with such fields. CostError names file and line of a bad one."""
     file = figures_path() if path is None else Path(path)
-    try:
-        with file.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            if tuple(reader.fieldnames or ()) != _COLUMNS:
-                raise CostError(f"{file.name} has the columns {reader.fieldnames}; {', '.join(_COLUMNS)} are expected")
-            read = [_figure(file, number, raw) for number, raw in enumerate(reader, start=2)]
-    except OSError as error:
-        raise CostError(f"cannot read the figures {file.name}: {error.strerror}") from None
+    read = read_table(file, _COLUMNS, _figure, "the figures")
     return [figure for figure in read if all(getattr(figure, key) == value for key, value in where.items())]
 
 

@@ -7,7 +7,6 @@ attention; FLOPs over time give the rate that each ran at.
 """
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from gptoss_lab.cost.parts import forward_parts
 from gptoss_lab.cost.plan import Plan
 from gptoss_lab.cost.precision import SERVED, Precision
 from gptoss_lab.cost.price import USD_PER_GPU_HOUR, usd_per_million_tokens
+from gptoss_lab.cost.tables import published_file, read_table
 from gptoss_lab.cost.workload import prefill
 
 SOURCE = "Perplexity, 'GPT-OSS on day 0', 2025-08-08"
@@ -55,20 +55,13 @@ class PublishedRow:
 
 def published_path() -> Path:
     """`data/published/prefill.csv` of this checkout."""
-    return Path(__file__).resolve().parents[2] / "data" / "published" / "prefill.csv"
+    return published_file("prefill.csv")
 
 
 def read_published(path: str | Path | None = None) -> list[PublishedRow]:
     """The rows of the published table in file order. CostError names a file or line that is not as expected."""
     file = published_path() if path is None else Path(path)
-    try:
-        with file.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            if tuple(reader.fieldnames or ()) != _COLUMNS:
-                raise CostError(f"{file.name} has the columns {reader.fieldnames}; {', '.join(_COLUMNS)} are expected")
-            return [_row(file, number, raw) for number, raw in enumerate(reader, start=2)]
-    except OSError as error:
-        raise CostError(f"cannot read the published table {file.name}: {error.strerror}") from None
+    return read_table(file, _COLUMNS, _row, "the published table")
 
 
 def beside_bound(

@@ -83,3 +83,33 @@ def positions_of(lengths: Sequence[int], starts: Sequence[int], device: torch.de
     """[T] int64: positions of the new tokens; sequence b has lengths[b] of them, from starts[b] on."""
     parts = [torch.arange(start, start + n) for n, start in zip(lengths, starts, strict=True)]
     return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).to(device)
+
+
+def check_new_tokens(
+    token_ids: torch.Tensor, lengths: Sequence[int], caches: Sequence[object] | None, logits: str, most: int,
+    may_idle: bool,
+) -> list[int]:
+    """What every forward pass refuses (see `Transformer.forward`), as ValueError; else the tokens that each sequence
+    has already, B counts.
+
+    most: the model's length. may_idle: no token at all is allowed (other ranks have some, and this rank experts for
+    them).
+    """
+    if logits not in ("last", "all", "none"):
+        raise ValueError(f"logits is {logits!r}; 'last', 'all' or 'none'")
+    if token_ids.ndim != 1:
+        raise ValueError(f"token_ids has shape {list(token_ids.shape)}; one flat row of all new tokens is expected")
+    starts = [0] * len(lengths) if caches is None else [cache.length for cache in caches]
+    if len(lengths) != len(starts):
+        raise ValueError(f"{len(lengths)} lengths but {len(starts)} caches; each sequence has one of both")
+    if len(set(map(id, caches or ()))) < len(caches or ()):
+        raise ValueError("the same cache stands twice in caches; each sequence has its own")
+    if not lengths and not token_ids.shape[0] and may_idle:
+        return starts
+    if sum(lengths) != token_ids.shape[0] or not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths are {list(lengths)}; each must be at least 1 and all together "
+                         f"{token_ids.shape[0]}, the number of token ids")
+    longest = max(start + n for start, n in zip(starts, lengths, strict=True))
+    if longest > most:
+        raise ValueError(f"a sequence would have {longest} tokens; the model's length is {most}")
+    return starts

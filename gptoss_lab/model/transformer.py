@@ -22,7 +22,7 @@ from gptoss_lab.model.norm import RMSNorm
 from gptoss_lab.model.observe import Observe
 from gptoss_lab.model.operations import Operations
 from gptoss_lab.model.rope import Rope
-from gptoss_lab.model.step import SplitStep, Step, positions_of
+from gptoss_lab.model.step import SplitStep, Step, check_new_tokens, positions_of
 from gptoss_lab.model.vocabulary import VocabularyEmbedding
 from gptoss_lab.parallel.sequence import SequenceSplit
 from gptoss_lab.parallel.share import Share, whole
@@ -128,10 +128,8 @@ class Transformer(nn.Module):
         ValueError: counts that do not fit, an empty sequence, a cache given twice, more tokens than the model's length.
         """
         lengths = [token_ids.shape[0]] if lengths is None else lengths
-        starts = [0] * len(lengths) if caches is None else [cache.length for cache in caches]
-        self._check(token_ids, lengths, starts, logits)
-        if len(set(map(id, caches or ()))) < len(caches or ()):
-            raise ValueError("the same cache stands twice in caches; each sequence has its own")
+        starts = check_new_tokens(token_ids, lengths, caches, logits, self.config.max_position_embeddings,
+                                  self.ranks.may_idle)
         offsets = tuple(accumulate(lengths, initial=0))
         split = self.ranks.start(lengths, caches is not None, self.device)
         step = self._step(offsets, lengths, starts, caches, observe, split)
@@ -169,23 +167,6 @@ class Transformer(nn.Module):
         own = tuple(accumulate((s.stop - s.start for s in split.own), initial=0))
         windows = tuple(block.attention.window for block in self.layers)
         return SplitStep(own, *self.rope(positions[split.rows]), caches, observe, split, windows)
-
-    def _check(self, token_ids: torch.Tensor, lengths: Sequence[int], starts: Sequence[int], logits: str) -> None:
-        if logits not in ("last", "all", "none"):
-            raise ValueError(f"logits is {logits!r}; 'last', 'all' or 'none'")
-        if token_ids.ndim != 1:
-            raise ValueError(f"token_ids has shape {list(token_ids.shape)}; one flat row of all new tokens is expected")
-        if len(lengths) != len(starts):
-            raise ValueError(f"{len(lengths)} lengths but {len(starts)} caches; each sequence has one of both")
-        if not lengths and not token_ids.shape[0] and self.ranks.may_idle:
-            return                                       # others have tokens, and this rank experts for them
-        if sum(lengths) != token_ids.shape[0] or not lengths or min(lengths) < 1:
-            raise ValueError(f"lengths are {list(lengths)}; each must be at least 1 and all together "
-                             f"{token_ids.shape[0]}, the number of token ids")
-        longest = max(start + n for start, n in zip(starts, lengths, strict=True))
-        if longest > self.config.max_position_embeddings:
-            raise ValueError(f"a sequence would have {longest} tokens; the model's length is "
-                             f"{self.config.max_position_embeddings}")
 
 
 def root_mean_square(x: torch.Tensor) -> torch.Tensor:

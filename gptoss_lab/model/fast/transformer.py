@@ -28,6 +28,7 @@ from gptoss_lab.model.fast.ranks import RankForward
 from gptoss_lab.model.fast.step import prefill_step
 from gptoss_lab.model.fast.weights import FastWeights
 from gptoss_lab.model.paged import PagedCache, PagePool
+from gptoss_lab.model.step import check_new_tokens
 from gptoss_lab.parallel.collectives import PlanCollectives
 
 
@@ -189,28 +190,13 @@ class FastTransformer:
                 cache.release()
 
     def _check(self, ids: torch.Tensor, lengths: list[int], caches: Sequence[PagedCache], logits: str) -> None:
-        if logits not in ("last", "all", "none"):
-            raise ValueError(f"logits is {logits!r}; 'last', 'all' or 'none'")
-        if ids.ndim != 1:
-            raise ValueError(f"token_ids has shape {list(ids.shape)}; one flat row of all new tokens is expected")
-        if len(lengths) != len(caches):
-            raise ValueError(f"{len(lengths)} lengths but {len(caches)} caches; each sequence has one of both")
-        if len(set(map(id, caches))) < len(caches):
-            raise ValueError("the same cache stands twice in caches; each sequence has its own")
+        check_new_tokens(ids, lengths, caches, logits, self.config.max_position_embeddings,
+                         self.ranks is not None and self.ranks.may_idle)
         if any(cache.pool is not self.pool for cache in caches):
             raise ValueError("a cache belongs to another pool; `new_cache` of this model makes its caches")
         if self.pool.key_scales is not self._scales[0] or self.pool.value_scales is not self._scales[1]:
             raise ValueError("the pool's scales are other tensors than when the model was made; write into those: "
                              "captured steps read them where they lie")
-        if not lengths and not ids.shape[0] and self.ranks is not None and self.ranks.may_idle:
-            return                                       # others have tokens, and this rank experts for them
-        if not lengths or min(lengths) < 1 or sum(lengths) != ids.shape[0]:
-            raise ValueError(f"lengths are {lengths}; each must be at least 1 and all together {ids.shape[0]}, the "
-                             "number of token ids")
-        longest = max(cache.length + n for cache, n in zip(caches, lengths, strict=True))
-        if longest > self.config.max_position_embeddings:
-            raise ValueError(f"a sequence would have {longest} tokens; the model's length is "
-                             f"{self.config.max_position_embeddings}")
 
 
 def _last_rows(lengths: list[int], device: torch.device) -> torch.Tensor:

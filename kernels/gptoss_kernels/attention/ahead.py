@@ -1,21 +1,10 @@
-"""Compile the Triton and Gluon kernels for Hopper on a machine without a GPU, and read what the compiler reports.
-
-Registers, spills, shared memory and the instructions used answer most questions about a kernel before it ever runs, and
-a test that compiles keeps GPU sources from rotting where no GPU is.
-"""
+"""What the attention kernels are given when they are compiled for Hopper without a GPU (gptoss_kernels.ahead)."""
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
-
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from gptoss_kernels.ahead import ALIGNED, HOPPER, Resources, compile_kernel, resources
 from gptoss_kernels.attention.gluon_backend import OPTIONS, tile_layout
 from gptoss_kernels.attention.gluon_prefill import ROWS, gluon_prefill_kernel
 from gptoss_kernels.attention.layer import DTYPES, LayerKind
@@ -23,19 +12,7 @@ from gptoss_kernels.attention.triton_backend import decode_config, prefill_confi
 from gptoss_kernels.attention.triton_decode import decode_kernel, merge_kernel
 from gptoss_kernels.attention.triton_prefill import next_power_of_two, prefill_kernel
 
-HOPPER = GPUTarget("cuda", 90, 32)
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a compiled kernel takes: registers and stack bytes a thread, shared bytes a block, wgmma instructions."""
-
-    registers: int
-    stack: int
-    shared: int
-    threads: int
-    wgmma: int
 
 
 def compile_prefill(
@@ -101,7 +78,7 @@ def compile_gluon(layer: LayerKind, *, lse: bool = False) -> Resources:
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
         if name in pointers:
             signature[name] = f"*{pointers[name]}"
-            attributes[(index,)] = [["tt.divisibility", 16]]
+            attributes[(index,)] = ALIGNED
         elif name == "scale_log2":
             signature[name] = "fp32"
     source = GluonASTSource(gluon_prefill_kernel, signature, constexprs=constants, attrs=attributes)
@@ -110,31 +87,6 @@ def compile_gluon(layer: LayerKind, *, lse: bool = False) -> Resources:
 
 def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constants: dict[str, object]) -> Resources:
     options = {name: constants.pop(name) for name in _OPTIONS if name in constants}
-    signature, attributes = {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name == "scale_log2":
-            signature[name] = "fp32"
-        elif name == "window":
-            signature[name] = "i32"
-        elif name.startswith("stride"):
-            signature[name] = "i32"
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name] = "*" + element_types.get(name, "i32")
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return resources(triton.compile(source, target=HOPPER, options=options))
-
-
-def resources(compiled: triton.compiler.CompiledKernel) -> Resources:
-    """Read off the machine code of a compiled kernel what it takes."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, stack = (int(x) for x in re.search(r"REG:(\d+) STACK:(\d+)", report).groups())
-    wgmma = len(re.findall(r"wgmma\.mma_async", compiled.asm["ptx"]))
-    return Resources(registers, stack, compiled.metadata.shared, 32 * compiled.metadata.num_warps, wgmma)
+    strides = [name for name in kernel.arg_names if name.startswith("stride")]
+    types = {name: "*" + element_types.get(name, "i32") for name in kernel.arg_names if name not in strides}
+    return compile_kernel(kernel, {**types, "scale_log2": "fp32", "window": "i32"}, constants, options, strides)

@@ -1,12 +1,11 @@
-"""Compile the small Triton kernels of a layer for Hopper without a GPU, and read what they take (attention.ahead)."""
+"""What a layer's small kernels are given when they are compiled for Hopper without a GPU (gptoss_kernels.ahead)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import triton
-from triton.compiler import ASTSource
 
-from gptoss_kernels.attention.ahead import HOPPER, Resources, resources
+from gptoss_kernels.ahead import Resources, compile_kernel
 from gptoss_kernels.moe import routing
 from gptoss_kernels.projection.few import few_config, few_linear_kernel
 from gptoss_kernels.projection.norm import norm_residual_kernel
@@ -73,12 +72,6 @@ def _compile(kernel: triton.JITFunction, given: Mapping[str, object], types: Map
     """Compile with these constants and options; pointers by their names, everything else an int32."""
     options = {name: value for name, value in given.items() if name in _OPTIONS}
     constants = {name: value for name, value in given.items() if name not in _OPTIONS}
-    pointers = {**dict.fromkeys(_BF16, "bf16"), **dict.fromkeys(_FP32, "fp32"), **dict.fromkeys(_INT32, "i32"),
-                **(types or {})}
-    signature, attributes = {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        signature[name] = "constexpr" if name in constants else f"*{pointers[name]}" if name in pointers else "i32"
-        if name in pointers and name not in constants:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return resources(triton.compile(source, target=HOPPER, options=options))
+    pointers = {**dict.fromkeys(_BF16, "*bf16"), **dict.fromkeys(_FP32, "*fp32"), **dict.fromkeys(_INT32, "*i32"),
+                **{name: f"*{element}" for name, element in (types or {}).items()}}
+    return compile_kernel(kernel, pointers, constants, options)

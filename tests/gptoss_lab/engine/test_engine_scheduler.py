@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_models import SMALL, small_model
+from toy_models import SMALL, drive, small_model
 
 from gptoss_lab.engine import Engine, Event, Failure, Loop, PromptError, SamplingParams
 from gptoss_lab.engine.decoders.plain import PlainDecoder
@@ -54,19 +54,7 @@ def test_any_arrivals_cancels_and_pool_give_each_sequence_the_tokens_it_gets_alo
     pool = pool_of(least + data.draw(st.integers(0, 10)), data.draw(st.integers(1, 5)), size)
     engine = Engine(model, PlainDecoder(model, data.draw(st.sampled_from([1, 4, 1000])), pool))
     loop = Loop(engine, max_batch=data.draw(st.integers(1, 6)))
-    got, ended, left, step = {i: [] for i in range(len(prompts))}, set(), set(), 0
-    while step <= max([*arrival, *cancelled.values()]) or not loop.idle:
-        for i in (i for i, when in enumerate(arrival) if when == step):
-            loop.submit(i, prompts[i], params[i])
-        for i in (i for i, when in cancelled.items() if when == step):
-            if loop.cancel(i):
-                left.add(i)
-        for event in loop.step():
-            assert event.sequence not in ended | left
-            got[event.sequence].append(event.token)
-            if event.finish is not None:
-                ended.add(event.sequence)
-        step += 1
+    got, ended, left = drive(loop, prompts, params, arrival, cancelled)
     assert (pool.free_pages, pool.free_rings) == (pool.pages - 1, pool.rings - 1)
     for i, prompt in enumerate(prompts):
         right = alone(model, prompt, params[i])

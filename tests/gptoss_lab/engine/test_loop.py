@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_models import drive
 
 from gptoss_lab.config import preset
 from gptoss_lab.engine import Engine, Event, Failure, LogitsError, Loop, PromptError, SamplingError, SamplingParams
@@ -79,19 +80,7 @@ def test_any_arrival_order_gives_each_sequence_the_tokens_it_gets_alone(model, d
     params = [SamplingParams(heat, seed=i, max_new_tokens=2 + 2 * i, stop_ids=()) for i, heat in enumerate(warm)]
     engine = Engine(model, PlainDecoder(model, data.draw(st.sampled_from([1, 4, 1000]))))
     loop = Loop(engine, max_batch=data.draw(st.integers(1, 4)), max_positions=data.draw(st.sampled_from([60, None])))
-    got, ended, left, step = {i: [] for i in range(len(prompts))}, set(), set(), 0
-    while step <= max([*arrival, *cancelled.values()]) or not loop.idle:
-        for i in (i for i, when in enumerate(arrival) if when == step):
-            loop.submit(i, prompts[i], params[i])
-        for i in (i for i, when in cancelled.items() if when == step):
-            if loop.cancel(i):
-                left.add(i)
-        for event in loop.step():
-            assert event.sequence not in ended | left
-            got[event.sequence].append(event.token)
-            if event.finish is not None:
-                ended.add(event.sequence)
-        step += 1
+    got, ended, left = drive(loop, prompts, params, arrival, cancelled)
     assert loop.running == loop.waiting == 0
     for i, prompt in enumerate(prompts):
         alone = Engine(model).complete([prompt], params[i])[0].tokens

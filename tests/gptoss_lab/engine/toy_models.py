@@ -95,3 +95,22 @@ def worse(model: Transformer, noise: float, seed: int = 0) -> Transformer:
         if weight.is_floating_point():
             weight += noise * weight.float().std(unbiased=False) * torch.randn(weight.shape, generator=g)
     return other
+
+
+def drive(loop, prompts, params, arrival, cancelled):
+    """Run a loop to its end: prompt i comes before step arrival[i], and is cancelled before step cancelled[i] if that
+    names it. Returns the tokens of each, and who ended and who was cancelled in time. Nobody may speak after that."""
+    got, ended, left, step = {i: [] for i in range(len(prompts))}, set(), set(), 0
+    while step <= max([*arrival, *cancelled.values()]) or not loop.idle:
+        for i in (i for i, when in enumerate(arrival) if when == step):
+            loop.submit(i, prompts[i], params[i])
+        for i in (i for i, when in cancelled.items() if when == step):
+            if loop.cancel(i):
+                left.add(i)
+        for event in loop.step():
+            assert event.sequence not in ended | left
+            got[event.sequence].append(event.token)
+            if event.finish is not None:
+                ended.add(event.sequence)
+        step += 1
+    return got, ended, left

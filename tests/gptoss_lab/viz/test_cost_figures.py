@@ -1,8 +1,8 @@
 """Every cost and fleet figure is titled, marked, labelled and small; tables hold the numbers they claim."""
-import json
 import math
 
 import pytest
+from figure_checks import check_figure
 
 from gptoss_lab import results
 from gptoss_lab.config import preset
@@ -20,7 +20,6 @@ from gptoss_lab.viz import (
     cost_prefill,
     fleet_check,
     fleet_growth,
-    style,
 )
 
 SMALL, BIG = preset("gpt-oss-20b"), preset("gpt-oss-120b")
@@ -56,13 +55,7 @@ WITHOUT_Y_TITLE = ("prefill", "growth")        # rows named on an axis
 
 
 def check(name, figure):
-    assert len(figure.layout.title.text) > 10
-    assert figure.layout.title.subtitle.text.split(" · ")[0] in style.ORIGINS
-    assert figure.layout.template.layout.font.family == style.FONT
-    assert all(axis.title.text for axis in figure.select_xaxes())
-    assert name in WITHOUT_Y_TITLE or all(axis.title.text for axis in figure.select_yaxes())
-    text = figure.to_json()
-    assert len(text) < 90_000 and "NaN" not in text and json.loads(text)["data"]
+    check_figure(figure, name not in WITHOUT_Y_TITLE, 90_000)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -3,9 +3,10 @@ import json
 
 import pytest
 import torch
+from figure_checks import check_style
 
 from gptoss_lab.config import preset
-from gptoss_lab.viz import activation, cache, exponents, hierarchy, routing, sinks, sizes, style, window, yarn
+from gptoss_lab.viz import activation, cache, exponents, hierarchy, routing, sinks, sizes, window, yarn
 
 NANO = preset("nano")
 GENERATOR = torch.Generator().manual_seed(3)
@@ -34,9 +35,7 @@ WITHOUT_AXES = ("map", "treemap")
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_titled_marked_and_in_the_one_style(name):
     figure = FIGURES[name]()
-    assert len(figure.layout.title.text) > 10
-    assert figure.layout.title.subtitle.text.split(" · ")[0] in style.ORIGINS
-    assert figure.layout.template.layout.font.family == style.FONT
+    check_style(figure)
 
 
 @pytest.mark.parametrize("name", [n for n in FIGURES if n not in WITHOUT_AXES])

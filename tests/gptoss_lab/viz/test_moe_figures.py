@@ -1,8 +1,8 @@
 """Every MoE figure is titled, marked, labelled and small; tables of timings say what is not recorded."""
-import json
 
 import pytest
 import torch
+from figure_checks import check_figure
 
 from gptoss_lab import results
 from gptoss_lab.config import preset
@@ -17,7 +17,6 @@ from gptoss_lab.viz import (
     moe_skew,
     moe_softmax,
     moe_times,
-    style,
 )
 
 SMALL, BIG = preset("gpt-oss-20b"), preset("gpt-oss-120b")
@@ -40,13 +39,7 @@ WITHOUT_Y_TITLE = ("map", "holders")        # rows named on the axis
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_titled_marked_labelled_and_small(name):
     figure = FIGURES[name]()
-    assert len(figure.layout.title.text) > 10
-    assert figure.layout.title.subtitle.text.split(" · ")[0] in style.ORIGINS
-    assert figure.layout.template.layout.font.family == style.FONT
-    assert all(axis.title.text for axis in figure.select_xaxes())
-    assert name in WITHOUT_Y_TITLE or all(axis.title.text for axis in figure.select_yaxes())
-    text = figure.to_json()
-    assert len(text) < 60_000 and "NaN" not in text and json.loads(text)["data"]
+    check_figure(figure, name not in WITHOUT_Y_TITLE)
 
 
 def test_titles_say_what_is_drawn():

@@ -1,7 +1,7 @@
 """Rooflines, time lines and tables of the profile: what is drawn is what was given; what is missing is said."""
-import json
 
 import pytest
+from figure_checks import check_figure
 
 from gptoss_lab.bench.trace import Kernel
 from gptoss_lab.bench.tune_launches import CASES, launches
@@ -12,7 +12,6 @@ from gptoss_lab.viz import (
     profile_left,
     profile_roofline,
     profile_timeline,
-    style,
     tune_grids,
     tune_times,
 )
@@ -56,13 +55,7 @@ FIGURES = {
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_titled_marked_labelled_and_small(name):
     figure = FIGURES[name]()
-    assert len(figure.layout.title.text) > 10
-    assert figure.layout.title.subtitle.text.split(" · ")[0] in style.ORIGINS
-    assert figure.layout.template.layout.font.family == style.FONT
-    assert all(axis.title.text for axis in figure.select_xaxes())
-    assert name in ("timeline", "gains") or all(axis.title.text for axis in figure.select_yaxes())
-    text = figure.to_json()
-    assert len(text) < 60_000 and "NaN" not in text and json.loads(text)["data"]
+    check_figure(figure, name not in ("timeline", "gains"))
 
 
 def test_the_roof():

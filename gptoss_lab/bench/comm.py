@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gptoss_kernels.comm import all_reduce_norm
+from gptoss_kernels.graph import capturing
 from gptoss_kernels.reference.norm import rms_norm
 from gptoss_lab import results
 from gptoss_lab.config import ModelConfig, preset
@@ -134,7 +135,7 @@ def _graph(form: Callable[[], Any]) -> torch.cuda.CUDAGraph:
             form()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for _ in range(CALLS):
             form()
     return graph

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gptoss_kernels.graph import capturing
 from gptoss_lab.results import write_rows
 
 Case = TypeVar("Case")
@@ -77,7 +78,7 @@ def graphed(run: Callable[[], object]) -> Callable[[], object]:
         run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         run()
 
     def replay(_alive: Callable[[], object] = run) -> None:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gptoss_kernels.graph import capturing
 from gptoss_lab.model.fast.decode import DecodeStep
 from gptoss_lab.model.paged import PagedCache
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -115,7 +114,7 @@ def _captured(
         run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory, stream=side):
+    with capturing(graph, pool=memory, stream=side):
         outputs = run()
 
     def replay(_alive: Callable[[], Outputs] = run) -> None:

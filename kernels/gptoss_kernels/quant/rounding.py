@@ -27,12 +27,19 @@ def to_dtype(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def round_to_e4m3(x):
+    """fp32 x, already within +-448, to the nearest number that e4m3 holds, in fp32."""
+    fine = (tl.abs(x) + 24576.0) - 24576.0                              # below 2^-6 the steps are all 2^-9
+    negative = x.to(tl.int32, bitcast=True) < 0                         # -0 too; a small negative number becomes -0
+    fine = tl.where(negative, fine * -1.0, fine)
+    return tl.where(tl.abs(x) < 0.015625, fine, _round_mantissa(x, 20))
+
+
+@triton.jit
 def to_e4m3(x):
     """fp32 x, already within +-448, to e4m3."""
     if INTERPRETED:
-        fine = (tl.abs(x) + 24576.0) - 24576.0                          # below 2^-6 the steps are all 2^-9
-        fine = tl.where(x < 0, fine * -1.0, fine)                             # a small negative number becomes -0
-        x = tl.where(tl.abs(x) < 0.015625, fine, _round_mantissa(x, 20))
+        x = round_to_e4m3(x)
     return x.to(tl.float8e4nv)
 
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.projection.backends import triton_obstacle
-from gptoss_kernels.quant.rounding import to_dtype, to_e4m3
+from gptoss_kernels.quant.rounding import round_to_e4m3, to_dtype, to_e4m3
 from gptoss_kernels.reference.fused import rope_cache
 from gptoss_kernels.registry import register
 
@@ -38,8 +38,9 @@ def _store(pages, row, kept, group, d, first, second, KV_HEADS: tl.constexpr, HE
 
 @triton.jit
 def _over_scale(x, scale):
-    """x / scale as e4m3, clamped."""
-    return to_e4m3(tl.minimum(tl.maximum(x.to(tl.float32) / scale, -448.0), 448.0))
+    """x / scale, clamped, as the number that e4m3 holds, in fp32: what a page will be read as. (Converting the e4m3
+    bytes back gives wrong numbers where a thread has few of them: docs/tried.md.)"""
+    return round_to_e4m3(tl.minimum(tl.maximum(x.to(tl.float32) / scale, -448.0), 448.0))
 
 
 @triton.jit
@@ -87,11 +88,13 @@ def rope_cache_kernel(
         if E4M3:
             scales = key_scales if is_key else value_scales
             scale = tl.load(scales + group, mask=group < KV_HEADS, other=1.0)[None, :, None]
-            stored_first = _over_scale(first, scale)
-            stored_second = _over_scale(second, scale)
+            held_first = _over_scale(first, scale)
+            held_second = _over_scale(second, scale)
+            stored_first = to_e4m3(held_first)
+            stored_second = to_e4m3(held_second)
             if CONTIGUOUS:
-                first = to_dtype(stored_first.to(tl.float32) * scale, qkv.dtype.element_ty)
-                second = to_dtype(stored_second.to(tl.float32) * scale, qkv.dtype.element_ty)
+                first = to_dtype(held_first * scale, qkv.dtype.element_ty)
+                second = to_dtype(held_second * scale, qkv.dtype.element_ty)
         _store(pages, slot, slot >= 0, group, d, stored_first, stored_second, KV_HEADS, HEAD_DIM, GROUP)
         if CONTIGUOUS:
             row = t

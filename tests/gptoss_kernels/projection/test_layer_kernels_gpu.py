@@ -39,7 +39,7 @@ def test_rope_cache(tokens, form):
                           rope_concentration(32.0))
     pages = 2 * tokens // PAGE + 2
     slots = torch.randperm(pages * PAGE, device="cuda")[:tokens].int()
-    slots[::5] = -1
+    slots[1::5] = -1
     made = []
     for run in (rope_cache_triton, rope_cache):
         kind, more = torch.bfloat16, {}
@@ -54,8 +54,9 @@ def test_rope_cache(tokens, form):
         k, v = (torch.zeros(pages, PAGE, KV_HEADS, D, device="cuda").to(kind) for _ in range(2))
         q = run(qkv, positions, cos, sin, k, v, slots, heads=HEADS, **more)
         made.append([q, k, v, *(more[name] for name in ("keys", "values") if name in more)])
-    for ours, want in zip(*made, strict=True):
-        assert relative(ours.float(), want.float()) < 1e-3 and (ours.float() != want.float()).float().mean() < 1e-2
+    for name, ours, want in zip(("queries", "key pages", "value pages", "keys", "values"), *made, strict=False):
+        different = (ours.float() != want.float()).float().mean()
+        assert relative(ours.float(), want.float()) < 1e-3 and different < 1e-2, f"{name}: {different:.1e} differ"
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 17, 128, 1000])

@@ -58,7 +58,8 @@ def choose_fast_operations(
         raise BackendUnavailable(f"the fast forward has no operation {unknown[0]!r}; it has "
                                  f"{', '.join((*names, *ATTENTION))}")
     needs = {"device": device, "dtype": dtype, "expert_form": expert_form, "hidden_size": config.hidden_size}
-    more = {"moe_layer": {"intermediate_size": config.intermediate_size},
-            "fp8_linear": {"q_size": config.q_size, "qkv_size": config.qkv_size}}
+    projected = {"q_size": config.q_size, "qkv_size": config.qkv_size}
+    more = {"moe_layer": {"intermediate_size": config.intermediate_size}, "fp8_linear": projected,
+            "few_linear": projected}
     choices = {name: choose(name, wanted.get(name, "auto"), **needs, **more.get(name, {})) for name in names}
     return FastOperations(**choices, attention={form: wanted.get(form, "auto") for form in ATTENTION})

@@ -9,6 +9,7 @@ import torch
 
 from gptoss_kernels.attention.backends import register_plan, triton_obstacle
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
+from gptoss_kernels.overlap import OVERLAPPING
 
 LOG2E = 1.4426950408889634
 
@@ -153,12 +154,12 @@ class TritonPagedDecode:
             q.stride(0), q.stride(1), *k_pages.stride()[:3], *v_pages.stride()[:3], out.stride(0), out.stride(1),
             self._table.stride(0), GROUP=n.group, ROWS=max(16, next_power_of_two(n.group)),
             PAGE_SIZE=self._page_size, E4M3=scales is not None, PRECISION=_precision(n), INTERPRET=INTERPRETED,
-            **shared, **self._config,
+            **shared, **self._config, **OVERLAPPING,
         )
         if self.splits > 1:
             merge_kernel[(n.num_heads, batch)](
                 sinks, out, out if lse is None else lse, self._part_out, self._part_m, self._part_den, self._lens,
                 n.window or 0, out.stride(0), out.stride(1), BLOCK_N=self._config["BLOCK_N"],
-                SPLIT_ROWS=next_power_of_two(self.splits), num_warps=4, **shared,
+                SPLIT_ROWS=next_power_of_two(self.splits), num_warps=4, **shared, **OVERLAPPING,
             )
         return out if lse is None else (out, lse)

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.attention.triton_prefill import LN2, LOG2E, _product
+from gptoss_kernels.overlap import after_previous
 
 
 @triton.jit
@@ -50,6 +51,7 @@ def decode_kernel(
 ):
     """Grid (splits, key heads, batch). part_out [B, Hq, SPLITS, D] fp32, part_m and part_den [B, Hq, SPLITS] fp32.
     key_scales, value_scales: [Hkv] fp32, read with E4M3 pages alone."""
+    after_previous()
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -135,6 +137,7 @@ def merge_kernel(
     SPLIT_ROWS: tl.constexpr, WINDOWED: tl.constexpr, SINK_FIRST: tl.constexpr, LSE: tl.constexpr,
 ):
     """out = sum_i o_i 2^(m_i - M) / sum_i l_i 2^(m_i - M), M = max m_i, over the used splits. Grid (heads, batch)."""
+    after_previous()
     head = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     _, _, used = _split_range(tl.load(kv_lens + b), window, 0, SPLITS, BLOCK_N, WINDOWED)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gptoss_kernels.overlap import OVERLAPPING, after_previous
 from gptoss_kernels.quant.rounding import to_dtype
 
 
@@ -19,6 +20,7 @@ from gptoss_kernels.quant.rounding import to_dtype
 def _combine_kernel(y_ptr, row_of_ptr, weights_ptr, residual_ptr, ids_ptr, bias_ptr, out_ptr, first_local,
                     H: tl.constexpr, TOP: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
                     BLOCK_H: tl.constexpr):
+    after_previous()
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     inside = h < H
@@ -72,5 +74,5 @@ def combine(
     _combine_kernel[(t, triton.cdiv(h, block))](
         y, row_of, weights, out if residual is None else residual, row_of if ids is None else ids,
         y if bias is None else bias, out, first_local, H=h, TOP=top, RESIDUAL=residual is not None,
-        BIAS=bias is not None, BLOCK_H=block, num_warps=4)
+        BIAS=bias is not None, BLOCK_H=block, num_warps=4, **OVERLAPPING)
     return out

@@ -89,7 +89,7 @@ def _cuda_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Rou
     if r.align == decode_cuda.TILE:
         q, scale = norm_quantise(x, norm, norm_eps=eps)
         h, h_scale = decode_cuda.decode_gemm(q, scale, up, e.gate_up_bias, r, gather=True, **swiglu)
-        return decode_cuda.decode_gemm(h, h_scale, down, e.down_bias, r)
+        return decode_cuda.decode_gemm(h, h_scale, down, e.down_bias, r, overlapping=True)
     q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
     h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, e.gate_up_bias, r.counts, **swiglu)
     return gemm_cuda.grouped_gemm(h, h_scale, down.values, down.scales, e.down_bias, r.counts)

@@ -1,11 +1,11 @@
-"""Routing in two launches: choose the experts, then place every (token, expert) row. No host synchronisation.
+"""Routing in two or three launches: choose the experts, then place every (token, expert) row. No host synchronisation.
 
 First launch: RMSNorm, router logits with bias, top-k (equal logits: lowest expert id), softmax over the selected logits
 in registers, and how many rows each block of tokens sends to each expert. Second launch: a prefix sum over those counts
 gives every row its place: sorted by expert, inside an expert in token order, every expert starting at a multiple of
 `align`. No atomics, so the same input always gives the same order. A tile of 64 tokens per program would leave most of
-the chip idle in decode: up to 128 tokens each has its own program, and up to 8 the logits are spread over the experts
-as well, selected and placed by one program in the second launch.
+the chip idle in decode: up to 128 tokens the logits have a launch of their own, spread over tokens and experts; then
+each token's experts are chosen by its own program, or, up to 8 tokens, chosen and placed by a single one.
 
 Another routing scheme is another `_weigh`: DeepSeek-style "softmax over all, then top-k" is the `SOFTMAX_BEFORE` line.
 
@@ -25,10 +25,11 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.moe.layout import max_tiles
+from gptoss_kernels.overlap import OVERLAPPING, after_previous
 from gptoss_kernels.quant.rounding import operand, to_dtype
 
 ONE_PROGRAM = 8         # up to here one program selects and places
-FEW_TOKENS = 128        # up to here one program per token selects; above, one per 64
+FEW_TOKENS = 128        # up to here logits first and one program per token to select; above, one per 64 does both
 
 
 @dataclass(frozen=True)
@@ -164,37 +165,41 @@ def _choose_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, real_ptr, ids_ptr, wei
 
 
 @triton.jit
-def _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H: tl.constexpr, NORM: tl.constexpr,
-                BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
-    """[BLOCK_E] fp32 logits with bias of one token: so few rows would leave a tensor core mostly idle."""
-    scale = 1.0
+def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl.constexpr, NORM: tl.constexpr,
+                   BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr,
+                   EPS: tl.constexpr):
+    """Up to 128 tokens, first launch: one program per BLOCK_T tokens and BLOCK_E experts writes fp32 logits with bias.
+    So few rows would leave a tensor core mostly idle; what counts is how many programs read the router at once."""
+    after_previous()
+    rows = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    valid = rows < T
+    scale = tl.full((BLOCK_T,), 1.0, dtype=tl.float32)
     if NORM:
-        whole = tl.arange(0, H_PAD)
-        all_x = tl.load(x_ptr + row * H + whole, mask=whole < H, other=0.0).to(tl.float32)
-        scale = 1.0 / tl.sqrt_rn(tl.sum(all_x * all_x, axis=0) / H + EPS)
-    acc = tl.zeros((BLOCK_E, BLOCK_H), dtype=tl.float32)
+        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, H_PAD, EPS)
+    acc = tl.zeros((BLOCK_T, BLOCK_E, BLOCK_H), dtype=tl.float32)
     for h0 in range(0, H, BLOCK_H):
         h = h0 + tl.arange(0, BLOCK_H)
-        x = tl.load(x_ptr + row * H + h, mask=h < H, other=0.0)
+        x = tl.load(x_ptr + rows[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0)
         w = tl.load(router_ptr + experts[:, None] * H + h[None, :], mask=(experts < E)[:, None] & (h < H)[None, :],
                     other=0.0)
         if NORM:
             gain = tl.load(gain_ptr + h, mask=h < H, other=0.0).to(tl.float32)
-            x = to_dtype(x.to(tl.float32) * scale * gain, x_ptr.dtype.element_ty)
-        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    return tl.sum(acc, axis=1) + tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)
+            x = to_dtype(x.to(tl.float32) * scale[:, None] * gain[None, :], x_ptr.dtype.element_ty)
+        acc += w.to(tl.float32)[None, :, :] * x.to(tl.float32)[:, None, :]
+    logits = tl.sum(acc, axis=2) + tl.load(bias_ptr + experts, mask=experts < E, other=0.0).to(tl.float32)[None, :]
+    tl.store(logits_ptr + rows[:, None] * E + experts[None, :], logits, mask=valid[:, None] & (experts < E)[None, :])
 
 
 @triton.jit
-def _choose_one_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, real_ptr, ids_ptr, weights_ptr, block_counts_ptr, E,
-                       first_local, local_count, MASKED: tl.constexpr, H: tl.constexpr, NORM: tl.constexpr,
-                       TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr,
-                       ROUND_LOGITS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr,
-                       EPS: tl.constexpr):
-    """Some tens of tokens, first launch: one program per token, which reads the whole router (from L2)."""
+def _choose_one_kernel(logits_ptr, real_ptr, ids_ptr, weights_ptr, block_counts_ptr, E, first_local, local_count,
+                       MASKED: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr, SOFTMAX_BEFORE: tl.constexpr,
+                       ROUND_LOGITS: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Some tens of tokens, second launch: one program per token selects from its logits."""
+    after_previous()
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_E)
-    logits = _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H, NORM, BLOCK_E, BLOCK_H, H_PAD, EPS)
+    logits = tl.load(logits_ptr + row * E + experts, mask=experts < E, other=0.0)
     if ROUND_LOGITS:
         logits = to_dtype(logits, tl.bfloat16).to(tl.float32)
     logits = logits[None, :]
@@ -209,16 +214,6 @@ def _choose_one_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, real_ptr, ids_ptr,
         chosen = tl.sum(tl.sum(tl.where(slot == k, ids, 0), axis=1), axis=0) - first_local
         counts += (experts == chosen).to(tl.int32)
     tl.store(block_counts_ptr + row * BLOCK_E + experts, tl.where(experts < local_count, counts, 0))
-
-
-@triton.jit
-def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl.constexpr, NORM: tl.constexpr,
-                   BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
-    """A few tokens, first launch: one program per token and block of experts writes fp32 logits."""
-    row = tl.program_id(0).to(tl.int64)
-    experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    logits = _row_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, row, experts, E, H, NORM, BLOCK_E, BLOCK_H, H_PAD, EPS)
-    tl.store(logits_ptr + row * E + experts, logits, mask=experts < E)
 
 
 @triton.jit
@@ -285,6 +280,7 @@ def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_pt
                   BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, CHUNK: tl.constexpr,
                   BLOCK_TILES: tl.constexpr, SLOTS: tl.constexpr):
     """Many tokens, second launch: every program sums the counts of all blocks and of the blocks before its own."""
+    after_previous()
     me = tl.program_id(0)
     experts = tl.arange(0, BLOCK_E)
     counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
@@ -316,6 +312,7 @@ def _choose_and_place_kernel(logits_ptr, real_ptr, ids_ptr, weights_ptr, row_of_
                              BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr,
                              SLOTS: tl.constexpr):
     """Few tokens, second launch, one program: select, weigh, count, place."""
+    after_previous()
     experts = tl.arange(0, BLOCK_E)
     counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
     slot = tl.arange(0, TOP_PAD)[None, :]
@@ -349,6 +346,14 @@ def _choose_and_place_kernel(logits_ptr, real_ptr, ids_ptr, weights_ptr, row_of_
         live = inside & (ids >= 0) & (ids < local_count)
         _place(ids, live, base, experts, s // TOP, tl.where(inside, s, T * TOP), row_of_ptr, token_of_ptr, SLOTS)
         base += tl.sum(((ids[:, None] == experts[None, :]) & live[:, None]).to(tl.int32), axis=0)
+
+
+def logits_config(tokens: int, hidden: int) -> dict[str, int]:
+    """Tile and launch options of `_logits_kernel`: some hundred programs, whatever the number of tokens."""
+    padded = triton.next_power_of_2(hidden)
+    block_t, block_e = (1, 2) if tokens == 1 else (1, 8) if tokens <= 32 else (4, 8)
+    return {"BLOCK_T": block_t, "BLOCK_E": block_e, "BLOCK_H": min(1024 // block_t, padded), "H_PAD": padded,
+            "num_warps": 4 if tokens == 1 else 8}
 
 
 def route(
@@ -394,30 +399,32 @@ def route(
     gain = router_bias if norm_weight is None else norm_weight          # a pointer that is never read without NORM
     real = ids if num_tokens is None else num_tokens                    # nor this one without MASKED
     local = (first, last - first)
-    padded = triton.next_power_of_2(h)
-    if t <= ONE_PROGRAM:
+    if t <= FEW_TOKENS:
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        _logits_kernel[(t, triton.cdiv(e, 8))](x, gain, router_weight, router_bias, logits, t, e, **norm, BLOCK_E=8,
-                                               BLOCK_H=min(1024, padded), H_PAD=padded, num_warps=8)
+        config = logits_config(t, h)
+        _logits_kernel[(triton.cdiv(t, config["BLOCK_T"]), triton.cdiv(e, config["BLOCK_E"]))](
+            x, gain, router_weight, router_bias, logits, t, e, **norm, **config,
+            **OVERLAPPING)
+    if t <= ONE_PROGRAM:
         few = triton.next_power_of_2(t)
         _choose_and_place_kernel[(1,)](
             logits, real, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
-            SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4)
+            SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4,
+            **OVERLAPPING)
         return _routing(ids, weights, row_of, token_of, tables, align)
     block_t = 1 if t <= FEW_TOKENS else 64
     blocks = triton.cdiv(t, block_t)
     block_counts = torch.empty(blocks, block_e, **i32)
     if block_t == 1:
-        _choose_one_kernel[(t,)](
-            x, gain, router_weight, router_bias, real, ids, weights, block_counts, e, *local, **norm, **choice,
-            TOP=experts_per_token, BLOCK_E=block_e, BLOCK_H=min(128, padded), H_PAD=padded, num_warps=8)
+        _choose_one_kernel[(t,)](logits, real, ids, weights, block_counts, e, *local, **choice, TOP=experts_per_token,
+                                 BLOCK_E=block_e, num_warps=1, **OVERLAPPING)
     else:
         _choose_kernel[(blocks,)](
             x, gain, router_weight, router_bias, real, ids, weights, block_counts, t, e, *local, **norm, **choice,
             TOP=experts_per_token, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=128, num_warps=8, num_stages=3)
     _place_kernel[(blocks,)](
         ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
-        SLOTS=triton.next_power_of_2(min(64, block_t * experts_per_token)), num_warps=4)
+        SLOTS=triton.next_power_of_2(min(64, block_t * experts_per_token)), num_warps=4, **OVERLAPPING)
     return _routing(ids, weights, row_of, token_of, tables, align)
 
 
@@ -442,7 +449,7 @@ def place(
     _place_kernel[(blocks,)](
         ids, block_counts, row_of, token_of, *tables, t, blocks, first_expert, num_experts, tiles, TOP=top,
         BLOCK_E=block_e, ALIGN=align, BLOCK_TILES=8, BLOCK_T=block_t, CHUNK=32,
-        SLOTS=triton.next_power_of_2(min(64, block_t * top)), num_warps=4)
+        SLOTS=triton.next_power_of_2(min(64, block_t * top)), num_warps=4, **OVERLAPPING)
     return _routing(ids, weights.contiguous(), row_of, token_of, tables, align)
 
 

@@ -45,26 +45,23 @@ def compile_few_linear(n: int, k: int, tokens: int, *, e4m3: bool, norm: bool) -
 
 def compile_routing(experts: int, hidden: int, tokens: int) -> list[Resources]:
     """The launches of `route` for so many tokens, padding rows masked."""
-    padded, block_e = triton.next_power_of_2(hidden), max(16, triton.next_power_of_2(experts))
+    block_e = max(16, triton.next_power_of_2(experts))
     norm = {"H": hidden, "NORM": True, "EPS": 1e-5}
     choice = {"TOP": 4, "TOP_PAD": 4, "SOFTMAX_BEFORE": False, "ROUND_LOGITS": False, "MASKED": True,
               "BLOCK_E": block_e}
     place = {"TOP": 4, "BLOCK_E": block_e, "ALIGN": 16 if tokens <= 128 else 128, "BLOCK_TILES": 8}
+    one, few = tokens <= routing.FEW_TOKENS, triton.next_power_of_2(tokens)
+    logits = [_compile(routing._logits_kernel, {**norm, **routing.logits_config(tokens, hidden)})] if one else []
     if tokens <= routing.ONE_PROGRAM:
-        few = triton.next_power_of_2(tokens)
-        return [
-            _compile(routing._logits_kernel, {**norm, "BLOCK_E": 8, "BLOCK_H": min(1024, padded), "H_PAD": padded,
-                                              "num_warps": 8}),
-            _compile(routing._choose_and_place_kernel, {**place, **choice, "BLOCK_T": few, "SLOTS": max(16, few * 4),
-                                                        "num_warps": 1 if tokens <= 2 else 4}),
-        ]
-    one = tokens <= routing.FEW_TOKENS
-    chosen = {**norm, **choice, "num_warps": 8}
-    first = (_compile(routing._choose_one_kernel, {**chosen, "BLOCK_H": min(128, padded), "H_PAD": padded}) if one
-             else _compile(routing._choose_kernel, {**chosen, "BLOCK_T": 64, "BLOCK_H": 128, "num_stages": 3}))
+        return [*logits, _compile(routing._choose_and_place_kernel, {
+            **place, **choice, "BLOCK_T": few, "SLOTS": max(16, few * 4),
+            "num_warps": 1 if tokens <= 2 else 4})]
+    first = (_compile(routing._choose_one_kernel, {**choice, "num_warps": 1}) if one
+             else _compile(routing._choose_kernel, {**norm, **choice, "BLOCK_T": 64, "BLOCK_H": 128, "num_warps": 8,
+                                                    "num_stages": 3}))
     slots = triton.next_power_of_2(min(64, (1 if one else 64) * 4))
-    return [first, _compile(routing._place_kernel, {**place, "BLOCK_T": 1 if one else 64, "CHUNK": 32, "SLOTS": slots,
-                                                    "num_warps": 4})]
+    return [*logits, first, _compile(routing._place_kernel, {**place, "BLOCK_T": 1 if one else 64, "CHUNK": 32,
+                                                             "SLOTS": slots, "num_warps": 4})]
 
 
 def _compile(kernel: triton.JITFunction, given: Mapping[str, object], types: Mapping[str, str] | None = None

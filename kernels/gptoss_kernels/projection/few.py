@@ -75,7 +75,7 @@ def few_linear_triton(
     norm_weight: torch.Tensor | None = None, eps: float = 1e-5, residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `reference.fused.few_linear`, for at most 32 tokens; everything contiguous. ValueError otherwise."""
-    _check(x, weight, bias, scale_inv, norm_weight, residual)
+    check_few(x, weight, bias, scale_inv, norm_weight, residual)
     t, k = x.shape
     n = weight.shape[0]
     y = torch.empty(t, n, dtype=x.dtype, device=x.device)
@@ -90,7 +90,8 @@ def few_linear_triton(
 register("few_linear", "reference", rank=1000)(few_linear)
 
 
-def _check(x, weight, bias, scale_inv, norm_weight, residual) -> None:
+def check_few(x, weight, bias, scale_inv, norm_weight, residual) -> None:
+    """ValueError, one line, unless these are the operands of a `few_linear`."""
     if x.dim() != 2 or not 1 <= x.shape[0] <= MOST_TOKENS:
         raise ValueError(f"few_linear: x has shape {list(x.shape)}; [T, K] with 1 to {MOST_TOKENS} rows is needed")
     (t, k), n = x.shape, weight.shape[0]

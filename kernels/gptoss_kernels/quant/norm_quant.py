@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gptoss_kernels.overlap import OVERLAPPING, after_previous
 from gptoss_kernels.quant.rounding import to_dtype, to_e4m3
 
 
@@ -22,6 +23,7 @@ from gptoss_kernels.quant.rounding import to_dtype, to_e4m3
 def _norm_quantise_kernel(x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride, scale_group_stride,
                           H: tl.constexpr, COPIES: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
                           PLACED: tl.constexpr, EPS: tl.constexpr):
+    after_previous()
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     h = group[:, None] * 128 + tl.arange(0, 128)[None, :]               # [GROUPS, 128]
@@ -82,5 +84,6 @@ def norm_quantise(
     _norm_quantise_kernel[(t,)](
         x, x if norm_weight is None else norm_weight, q, scale, x if row_of is None else row_of, *scale.stride(),
         H=h, COPIES=1 if row_of is None else row_of.shape[1], GROUPS=triton.next_power_of_2(-(-h // 128)),
-        NORM=norm_weight is not None, PLACED=row_of is not None, EPS=norm_eps, num_warps=4)
+        NORM=norm_weight is not None, PLACED=row_of is not None, EPS=norm_eps, num_warps=4,
+        **OVERLAPPING)
     return q, scale

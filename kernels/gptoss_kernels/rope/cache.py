@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gptoss_kernels.overlap import OVERLAPPING, after_previous
 from gptoss_kernels.projection.backends import triton_obstacle
 from gptoss_kernels.quant.rounding import round_to_e4m3, to_dtype, to_e4m3
 from gptoss_kernels.reference.fused import rope_cache
@@ -50,6 +51,7 @@ def rope_cache_kernel(
     E4M3: tl.constexpr, CONTIGUOUS: tl.constexpr, PLACED: tl.constexpr,
 ):
     """Grid (tokens / BLOCK_T, query groups + 2): the last two groups are the keys and the values."""
+    after_previous()
     half: tl.constexpr = HEAD_DIM // 2
     query_groups: tl.constexpr = (HEADS + GROUP - 1) // GROUP
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -140,7 +142,7 @@ def rope_cache_triton(
         qkv, positions, cos, sin, q, k_pages, v_pages, slots, key_scales, value_scales,
         slots if rows is None else rows, q if keys is None else keys, q if values is None else values, t,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=d, E4M3=scales is not None, CONTIGUOUS=keys is not None,
-        PLACED=rows is not None, **config)
+        PLACED=rows is not None, **config, **OVERLAPPING)
     return q
 
 

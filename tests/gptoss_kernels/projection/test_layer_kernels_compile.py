@@ -37,6 +37,21 @@ def test_compile_few_linear(n, k, norm, tokens, e4m3):
     assert made.stack == 0 and 2 * made.registers * made.threads <= 65536 and 2 * made.shared <= 227 * 1024
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+@pytest.mark.parametrize("tokens", [8, 16, 32])
+@pytest.mark.parametrize("e4m3", [True, False])
+@pytest.mark.parametrize(("n", "k", "norm"), [(5120, 2880, True), (2880, 4096, False)])
+def test_compile_few_linear_cuda(n, k, norm, tokens, e4m3):
+    """Two CTAs of 256 threads and more on a multiprocessor, so that all of a matrix is asked for at once."""
+    from gptoss_kernels.moe.cuda import driver
+    from gptoss_kernels.projection.few_cuda import few_defines
+
+    _, used = driver.compile_nvcc("few_linear.cu", dict(few_defines(n, k, tokens, e4m3=e4m3, norm=norm,
+                                                                    residual=not norm, bias_bf16=not e4m3)))
+    print("few_linear.cu", n, k, tokens, e4m3, used)
+    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= 128
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 32, 128, 8192])
 @pytest.mark.parametrize("experts", [32, 128])
 def test_compile_routing_with_padding_rows(tokens, experts):

@@ -81,12 +81,16 @@ def test_fp8_linear(tokens, n, k):
                     bias.expand(tokens, n)) < 5e-2
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 16, 17, 32])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("tokens", [1, 5, 8, 9, 16, 17, 32])
 @pytest.mark.parametrize("e4m3", [True, False])
-@pytest.mark.parametrize(("n", "k", "normed"), [(5120, 2880, True), (2880, 4096, False)])
-def test_few_linear(tokens, e4m3, n, k, normed):
-    from gptoss_kernels.projection import few_linear_triton
+@pytest.mark.parametrize(("n", "k", "normed"), [(5120, 2880, True), (2880, 4096, False), (1296, 2880, True),
+                                                (2880, 2048, False)])
+def test_few_linear(backend, tokens, e4m3, n, k, normed):
+    from gptoss_kernels import projection
     from gptoss_kernels.reference.fused import few_linear
+
+    run = {"cuda": projection.few_linear_cuda, "triton": projection.few_linear_triton}[backend]
 
     x, bias = torch.randn(tokens, k, device="cuda").bfloat16(), torch.randn(n, device="cuda")
     more = {"norm_weight": torch.rand(k, device="cuda") + 0.5} if normed else {
@@ -97,7 +101,7 @@ def test_few_linear(tokens, e4m3, n, k, normed):
         more["scale_inv"] = torch.rand(-(-n // 128), -(-k // 128), device="cuda") / 4096
     else:
         weight = weight.bfloat16()
-    y = few_linear_triton(x, weight, bias, **more)
+    y = run(x, weight, bias, **more)
     wide = {name: value.float() for name, value in more.items()}
     exact = few_linear(x.float(), weight if e4m3 else weight.float(), bias, **wide)
     assert y.shape == (tokens, n) and relative(y, exact) < 5e-3

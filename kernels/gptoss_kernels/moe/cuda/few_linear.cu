@@ -1,0 +1,160 @@
+// Dense product for a few tokens, sm_90a: the reading of a weight matrix and nothing else that takes time.
+//
+//   y[t, n] = [residual[t, n] +] bias[n] + norm(x)[t] . w[n]            t < tokens <= TOKENS
+//
+// A CTA owns 16 rows of w; its eight warps share the columns, chunk by chunk. Every lane asks for all its weights (some 12
+// to 16 pieces of 16 bytes) before anything else, so the whole matrix is on its way at once, and, launched as an
+// overlapping kernel, before the kernel in front has ended: weights do not depend on it. Only then come the tokens.
+//
+// Products are mma.m16n8k16 in bf16 with the weights as the 16-row operand and eight tokens as the columns. Which k an
+// element stands for does not matter to a product as long as both operands agree, so a lane's 16 contiguous bytes of a row
+// are simply its share of four (e4m3) or two (bf16) products, and the tokens are read in the same places.
+// e4m3 becomes bf16 exactly: exponent and mantissa moved to their places are the number times 2^-120. Its 128x128 scales
+// multiply the fp32 sums of a chunk. RMSNorm costs no pass: 1 / rms of a token is one number, its squares are summed on the
+// way, and the product is scaled at the end; what is rounded to bf16 is x * gain.
+//
+// Compile-time: N, K, TOKENS (8, 16 or 32), E4M3, NORM, RESIDUAL, BIAS_BF16, EPS. N a multiple of 16, K of 64 (e4m3) or 32.
+#include "hopper.cuh"
+
+constexpr int WARPS = 8, ROWS = 16, TILES = TOKENS / 8;
+constexpr int CHUNK = E4M3 ? 64 : 32, PRODUCTS = CHUNK / 16, CHUNKS = K / CHUNK;     // 16 bytes a lane and row
+constexpr int MINE = (CHUNKS + WARPS - 1) / WARPS;                      // chunks of a warp, at most
+constexpr int MOST = TILES > 2 ? 4 : 8;                                  // that a lane asks for at once: registers
+constexpr int BATCH = MINE < MOST ? MINE : MOST, BATCHES = (MINE + BATCH - 1) / BATCH;
+constexpr int ROW_BYTES = E4M3 ? K : 2 * K, K_BLOCKS = (K + 127) / 128;
+extern "C" __device__ const int few_linear_shared_bytes = 0;            // all of it is static
+
+// Relaxed, so that it stays in front of the wait for the previous kernel: the compiler moves an ordinary load behind that.
+DEVICE uint4 load_once(const void* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+DEVICE void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Two e4m3 bytes that lie in the upper halves of a word's two 16-bit places, as two bf16.
+DEVICE uint32 widen(uint32 spread) {
+    uint32 small = (spread & 0x80008000u) | (spread & 0x7F007F00u) >> 4, r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(small), "r"(0x7B807B80u));       // times 2^120
+    return r;
+}
+
+struct Pieces { uint32 w[8]; };                                         // a lane's share of a chunk of one row, in bf16
+
+DEVICE Pieces weights_of(uint4 v) {
+    Pieces p;
+    uint32 in[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (E4M3) {
+            p.w[2 * i] = widen(__byte_perm(in[i], 0, 0x1404));
+            p.w[2 * i + 1] = widen(__byte_perm(in[i], 0, 0x3424));
+        } else {
+            p.w[i] = in[i];
+        }
+    }
+    return p;
+}
+
+DEVICE float low(uint32 w) { return __uint_as_float(w << 16); }
+DEVICE float high(uint32 w) { return __uint_as_float(w & 0xFFFF0000u); }
+
+// A token's share of a chunk, times the gain where there is one; adds its squares.
+DEVICE Pieces token_of(const uint16* x, const float* gain, bool there, float& squares) {
+    Pieces p;
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; ++i) {
+        uint4 v = there ? ((const uint4*)x)[i] : make_uint4(0, 0, 0, 0);
+        p.w[4 * i] = v.x, p.w[4 * i + 1] = v.y, p.w[4 * i + 2] = v.z, p.w[4 * i + 3] = v.w;
+    }
+    if (NORM) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 8; ++i) {
+            float a = low(p.w[i]), b = high(p.w[i]);
+            float2 g = ((const float2*)gain)[i];
+            squares = fmaf(a, a, fmaf(b, b, squares));
+            p.w[i] = pack_bf16(a * g.x, b * g.y);
+        }
+    }
+    return p;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BATCH > 6 || TILES > 1 ? 2 : 3)
+few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias, const float* gain, const uint16* residual,
+           uint16* y, int tokens) {
+    __shared__ float sums[WARPS][TOKENS][ROWS + 1], squared[WARPS][TOKENS];
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane / 4, q = lane & 3, n0 = blockIdx.x * ROWS;
+    const uint8* upper = w + (long long)(n0 + g) * ROW_BYTES + warp * 64 + q * 16;
+    const uint8* lower = upper + 8 * ROW_BYTES;
+    float acc[TILES][4] = {}, squares[TILES] = {};
+#pragma unroll
+    for (int batch = 0; batch < BATCHES; ++batch) {
+        uint4 a[BATCH][2];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            int turn = batch * BATCH + i;
+            if (warp + turn * WARPS < CHUNKS) {
+                a[i][0] = load_once(upper + turn * WARPS * 64);
+                a[i][1] = load_once(lower + turn * WARPS * 64);
+            }
+        }
+        if (batch == 0) {
+            wait_for_previous();
+            let_next_start();
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            int chunk = warp + (batch * BATCH + i) * WARPS;
+            if (chunk >= CHUNKS) continue;
+            int k = chunk * CHUNK + q * (CHUNK / 4);
+            Pieces up = weights_of(a[i][0]), down = weights_of(a[i][1]);
+            float block_scale = E4M3 ? __ldg(scale + n0 / 128 * K_BLOCKS + chunk * CHUNK / 128) : 1.0f;
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) {
+                int t = j * 8 + g;
+                Pieces b = token_of(x + (long long)t * K + k, gain + k, t < tokens, squares[j]);
+                float part[4] = {};
+                float (&d)[4] = E4M3 ? part : acc[j];
+#pragma unroll
+                for (int m = 0; m < PRODUCTS; ++m)
+                    multiply(d, up.w[2 * m], down.w[2 * m], up.w[2 * m + 1], down.w[2 * m + 1], b.w[2 * m], b.w[2 * m + 1]);
+                if (E4M3) {
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) acc[j][c] = fmaf(part[c], block_scale, acc[j][c]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) sums[warp][j * 8 + 2 * q + (c & 1)][g + (c & 2) * 4] = acc[j][c];
+        if (NORM) {
+            squares[j] += __shfl_xor_sync(~0u, squares[j], 1);
+            squares[j] += __shfl_xor_sync(~0u, squares[j], 2);
+            if (q == 0) squared[warp][j * 8 + g] = squares[j];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < tokens * ROWS; i += WARPS * 32) {
+        int t = i / ROWS, n = i % ROWS;
+        float sum = 0.0f, square = 0.0f;
+#pragma unroll
+        for (int from = 0; from < WARPS; ++from) {
+            sum += sums[from][t][n];
+            if (NORM) square += squared[from][t];
+        }
+        if (NORM) sum *= 1.0f / sqrtf(square / K + EPS);
+        long long at = (long long)t * N + n0 + n;
+        sum += BIAS_BF16 ? __uint_as_float((uint32)((const uint16*)bias)[n0 + n] << 16) : ((const float*)bias)[n0 + n];
+        if (RESIDUAL) sum += __uint_as_float((uint32)residual[at] << 16);
+        y[at] = (uint16)pack_bf16(sum, 0.0f);
+    }
+}

@@ -1,0 +1,23 @@
+"""Triton kernels that are launched before the one in front has ended (programmatic dependent launch, sm_90).
+
+In a decode step a kernel takes two microseconds, and nearly one passes from its last instruction to the first of the
+next. A kernel launched with `**OVERLAPPING` is set up in that time, and with its first line, `after_previous()`, waits
+until everything before it is written: nothing is read or written earlier. The line also lets the next kernel be set up;
+that one, if it was launched so, waits in its turn.
+"""
+import torch
+import triton
+import triton.language as tl
+
+_POSSIBLE = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9     # no GPU: compiled for one
+OVERLAPS = tl.constexpr(_POSSIBLE and not triton.knobs.runtime.interpret)
+OVERLAPPING = {"launch_pdl": True} if OVERLAPS.value else {}
+"""Launch options."""
+
+
+@triton.jit
+def after_previous():
+    """Wait for the kernel in front, and let the next one be set up."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gptoss_lab.bench.fast_model import Row, Subject, loaded, random_ids
-from gptoss_lab.bench.trace import Kernel, by_kind, idle, record, span
+from gptoss_lab.bench.trace import Kernel, by_kind, gaps, record, span
 from gptoss_lab.model.fast import FastTransformer, FastWeights, make_pool
 from gptoss_lab.results import make_row
 
@@ -36,19 +36,23 @@ def run(
 
 
 def rows(subject: Subject, kernels: list[Kernel], phase: str, tokens: int, batch: int) -> list[Row]:
-    """One row per kind, microseconds of one step, and one for the time in which no kernel ran."""
+    """One row per kind, microseconds of one step, and one for the time in which no kernel ran; its `longest_gaps` are
+    five of [microseconds, kernel before, kernel after]."""
     about = subject.conditions | {"phase": phase, "tokens": tokens, "batch": batch}
-    whole, gaps = span(kernels), idle(kernels)
+    whole, found = span(kernels), gaps(kernels)
+    waited, longest = sum(gap.microseconds for gap in found), sorted(found, reverse=True)[:5]
     made = [
         make_row("profile", f"{phase}: {kind['kind']}", subject.backend, "microseconds", [kind["microseconds"]], "us",
                  statistic="single", share=round(kind["share"], 5), launches=kind["launches"],
                  shapes=kind["shapes"][:6], **about)
         for kind in by_kind(kernels)
     ]
-    share = round(sum(gaps) / whole, 5) if whole else 0.0
-    made.append(make_row("profile", f"{phase}: no kernel running", subject.backend, "microseconds", [sum(gaps)], "us",
-                         statistic="single", share=share, launches=len(gaps), span_microseconds=round(whole, 1),
-                         longest_gap=round(max(gaps, default=0.0), 2), **about))
+    share = round(waited / whole, 5) if whole else 0.0
+    made.append(make_row("profile", f"{phase}: no kernel running", subject.backend, "microseconds", [waited], "us",
+                         statistic="single", share=share, launches=len(found), span_microseconds=round(whole, 1),
+                         longest_gap=round(longest[0].microseconds, 2) if longest else 0.0,
+                         longest_gaps=[[round(gap.microseconds, 2), gap.before[:80], gap.after[:80]]
+                                       for gap in longest], **about))
     return made
 
 

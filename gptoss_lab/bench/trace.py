@@ -1,6 +1,8 @@
 """What ran on the device, read from torch.profiler's trace: every launch with its kind, time, grid and block.
 
-On the CPU the outermost operators stand in for kernels, so that the same table works there.
+On the CPU the outermost operators stand in for kernels, so that the same table works there. On a GPU the profiler
+watches the device alone and is warm before it counts: watching every operator makes the host slower, and the gaps
+between launches longer than the program has them.
 """
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 KINDS = (
     ("attention", r"prefill_kernel|^decode_kernel|^merge_kernel|Prefill|xqa|kernel_mha|flash|sink_attention"),
@@ -47,15 +49,21 @@ class Kernel:
 
 
 def record(run: Callable[[], object], device: torch.device, trace: Path | None = None) -> list[Kernel]:
-    """Run once under torch.profiler. trace: where to keep its Chrome trace (.json or .json.gz). Kernels by start."""
+    """Run twice under torch.profiler, of which the second is kept: the first warms the profiler.
+
+    trace: where to keep its Chrome trace (.json or .json.gz). Kernels by start.
+    """
     on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
     if on_gpu:
         torch.cuda.synchronize(device)
-    with profile(activities=activities) as profiler:
-        run()
-        if on_gpu:
-            torch.cuda.synchronize(device)
+    with profile(activities=[activity], schedule=schedule(wait=0, warmup=1, active=1)) as profiler:
+        for last in (False, True):
+            run()
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            if not last:
+                profiler.step()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
@@ -66,17 +74,33 @@ def record(run: Callable[[], object], device: torch.device, trace: Path | None =
 
 
 def kernels_of(trace: dict[str, Any], on_gpu: bool) -> list[Kernel]:
-    """The launches of a Chrome trace: kernels and copies on a GPU, outermost operators on the CPU; by start."""
+    """The launches of a Chrome trace: kernels and copies on a GPU, outermost operators on the CPU; by start.
+
+    A kernel that was launched to overlap with the one in front (and waits for it) counts from when that one had ended,
+    so times of launches add up to the time in which something ran.
+    """
     wanted = ("kernel", "gpu_memcpy", "gpu_memset") if on_gpu else ("cpu_op",)
     events = sorted((e for e in trace["traceEvents"] if e.get("ph") == "X" and e.get("cat") in wanted),
                     key=lambda e: (e["ts"], -e["dur"]))
     found: list[Kernel] = []
+    done = float("-inf")                                                 # the end of everything so far
     for event in events:
-        kernel = Kernel(event["name"], float(event["ts"]), float(event["dur"]),
-                        *(tuple(event.get("args", {}).get(key, ())) for key in ("grid", "block")))
-        if on_gpu or not found or kernel.start >= found[-1].start + found[-1].microseconds:
-            found.append(kernel)
+        start, end = float(event["ts"]), float(event["ts"]) + float(event["dur"])
+        if not on_gpu and start < done:                                  # within an operator that is there
+            continue
+        begin = min(max(start, done), end)
+        found.append(Kernel(event["name"], begin, end - begin,
+                            *(tuple(event.get("args", {}).get(key, ())) for key in ("grid", "block"))))
+        done = max(done, end)
     return found
+
+
+class Gap(NamedTuple):
+    """A stretch in which no kernel ran: how long, which kernel had ended last, and which one ended it."""
+
+    microseconds: float
+    before: str
+    after: str
 
 
 def span(kernels: Sequence[Kernel]) -> float:
@@ -84,14 +108,20 @@ def span(kernels: Sequence[Kernel]) -> float:
     return max(k.start + k.microseconds for k in kernels) - kernels[0].start if kernels else 0.0
 
 
-def idle(kernels: Sequence[Kernel]) -> list[float]:
-    """Microseconds of each gap in which no kernel ran, between the first start and the last end; kernels by start."""
-    gaps, end = [], None
+def gaps(kernels: Sequence[Kernel]) -> list[Gap]:
+    """The gaps between the first start and the last end, in order; kernels by start."""
+    found, end, last = [], None, ""
     for kernel in kernels:
         if end is not None and kernel.start > end:
-            gaps.append(kernel.start - end)
-        end = max(end or 0.0, kernel.start + kernel.microseconds)
-    return gaps
+            found.append(Gap(kernel.start - end, last, kernel.name))
+        if end is None or kernel.start + kernel.microseconds > end:
+            end, last = kernel.start + kernel.microseconds, kernel.name
+    return found
+
+
+def idle(kernels: Sequence[Kernel]) -> list[float]:
+    """Microseconds of each of the `gaps`."""
+    return [gap.microseconds for gap in gaps(kernels)]
 
 
 def idle_share(kernels: Sequence[Kernel]) -> float:

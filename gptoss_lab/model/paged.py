@@ -20,6 +20,7 @@ What is lost: `extend`, for the plain forward, copies the rows together at every
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -131,7 +132,7 @@ class PagedCache:
     """Keys and values of one sequence in a pool; `PagePool.new_cache` makes one.
 
     length: tokens seen so far, the position of the next one. pages: physical pages of the full layers, in the order of
-    the positions. ring: physical pages of the ring. layers: as a `SequenceCache` has them, one for each layer.
+    the positions. ring: physical pages of the ring.
     """
 
     def __init__(self, pool: PagePool, ring: int) -> None:
@@ -142,10 +143,13 @@ class PagedCache:
         self._oldest = 0                                          # first position that `truncate` may count on
         self._index: dict[str, tuple[list[int], torch.Tensor]] = {}
         self._unwritten: list[_PagedSliding] = []                 # layers whose last `extend` is not in the ring yet
-        self.layers = [
-            (_PagedSliding if pool.config.is_sliding(n) else _PagedFull)(self, _Rows(pool, n))
-            for n in range(pool.config.num_layers)
-        ]
+
+    @cached_property
+    def layers(self) -> list[_PagedFull | _PagedSliding]:
+        """As a `SequenceCache` has them, one for each layer; made when asked for, since kernels never need them."""
+        config = self.pool.config
+        return [(_PagedSliding if config.is_sliding(n) else _PagedFull)(self, _Rows(self.pool, n))
+                for n in range(config.num_layers)]
 
     def reserve(self, tokens: int) -> None:
         """Take pages so that `length + tokens` positions fit. CacheFull if there are too few; none is taken then."""
@@ -202,13 +206,14 @@ class PagedCache:
     def bytes(self) -> int:
         """Bytes of the rows kept: all in full layers, at most window + draft in sliding ones."""
         kept = [min(self.length, self._reach) if self.pool.config.is_sliding(n) else self.length
-                for n in range(len(self.layers))]
+                for n in range(self.pool.config.num_layers)]
         return sum(kept) * self._row_bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the pages and ring held, empty rows included."""
-        held = [len(self.ring if self.pool.config.is_sliding(n) else self.pages) for n in range(len(self.layers))]
+        config = self.pool.config
+        held = [len(self.ring if config.is_sliding(n) else self.pages) for n in range(config.num_layers)]
         return sum(held) * self.pool.page_size * self._row_bytes
 
     @property

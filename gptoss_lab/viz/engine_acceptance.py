@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import plotly.graph_objects as go
 import torch
 
 from gptoss_lab.bench.speculation_drafts import spoiled as spoiled
+from gptoss_lab.checkpoint.compact import read_compact
 from gptoss_lab.checkpoint.nano import trained_nano
 from gptoss_lab.cost.speculation import StepSeconds, tokens_per_round
 from gptoss_lab.engine import Engine, SamplingParams
@@ -26,16 +28,24 @@ from gptoss_lab.viz.table import Table, table
 
 
 def heads(model: Transformer, count: int = 2) -> tuple[list[Head], str]:
-    """Heads for a model and what they are: those trained for the nano checkpoint, where this checkout has them and they
-    fit, else random ones."""
+    """Heads for a model and what they are: those trained for the nano checkpoint, where this checkout has them and the
+    model is that checkpoint, else random ones."""
     trained = trained_nano()
     file = None if trained is None else trained.with_name("mtp.safetensors")
-    if file is not None and file.is_file() and model.config.name == "nano":
+    if file is not None and file.is_file() and _is_of(trained, model):
         return load_heads(file, model), "trained for the nano checkpoint"
     g, h = torch.Generator().manual_seed(0), model.config.hidden_size
     shapes = ((h, 2 * h, (2 * h) ** -0.5), (h, h, h**-0.5))
     drawn = [[std * torch.randn(rows, columns, generator=g) for rows, columns, std in shapes] for _ in range(count)]
     return [Head(*(w.to(model.device, model.dtype) for w in (*pair, torch.ones(h)))) for pair in drawn], "random"
+
+
+def _is_of(compact: Path, model: Transformer) -> bool:
+    """Whether a model has the config and the final norm of a compact file: heads read the states behind that norm, and
+    a name or a shape is also that of a nano with other weights."""
+    config, _, tensors = read_compact(compact)
+    norm = tensors["model.norm.weight"]
+    return model.config == config and torch.equal(model.norm.weight.detach().to("cpu", norm.dtype), norm)
 
 
 def measure_heads(

@@ -18,6 +18,7 @@ written in place across layers, except where the output projection accumulates o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch.nn.functional import embedding, linear
@@ -26,11 +27,12 @@ from gptoss_kernels.projection import MOST_TOKENS, RowPlan, fp8_linear_align, ro
 from gptoss_kernels.reference.rope import rope_concentration, rope_frequencies, rope_table
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.model.fast.operations import FastOperations
-from gptoss_lab.model.fast.step import Step
+from gptoss_lab.model.fast.step import AnyStep
 from gptoss_lab.model.fast.weights import FastLayer, FastWeights, Projection
 from gptoss_lab.model.paged import PagePool
 
 Observe = Callable[[str, int, torch.Tensor], None]
+_row_plan = lru_cache(maxsize=4)(row_plan)                   # the next step often has as many rows; nobody writes there
 
 
 class Forward:
@@ -54,9 +56,9 @@ class Forward:
         if self.weights.projections == "dense" or tokens <= MOST_TOKENS:
             return None
         align = fp8_linear_align(self.operations.fp8_linear.backend, tokens)
-        return row_plan(tokens, align, self.weights.device)
+        return _row_plan(tokens, align, self.weights.device)
 
-    def hidden(self, ids: torch.Tensor, step: Step, observe: Observe | None = None) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, step: AnyStep, observe: Observe | None = None) -> torch.Tensor:
         """ids [T] int64 -> [T, H], what enters the final norm. observe("moe_input", layer, x [T, H]) if given."""
         x = embedding(ids, self.weights.embedding)                               # [T, H]
         for n, layer in enumerate(self.weights.layers):
@@ -71,10 +73,10 @@ class Forward:
         normed, _ = self._norm(x.contiguous(), self.weights.norm, None, self.weights.config.rms_norm_eps)
         return linear(normed, self.weights.unembedding), normed
 
-    def _attention(self, x: torch.Tensor, layer: FastLayer, n: int, step: Step) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """x [T, H] -> x + attention [T, H]."""
-        kind, k_pages, v_pages = step.kind(layer.sliding), self.pool.keys[n], self.pool.values[n]
         qkv, base = self._qkv(x, layer, step)                                    # [T, (Hq + 2 Hkv) D]
+        kind, k_pages, v_pages = step.kind(layer.sliding), self.pool.keys[n], self.pool.values[n]
         scales = None if self.pool.key_scales is None else (self.pool.key_scales[n], self.pool.value_scales[n])
         keys, values = (kind.buffers(pages, x.dtype, scale) for pages, scale in
                         zip((k_pages, v_pages), scales or (None, None), strict=True))
@@ -86,7 +88,7 @@ class Forward:
             out = kind.plan.run(q, keys, values, layer.sinks)
         return self._join(base, out.flatten(1), layer.out, step)
 
-    def _qkv(self, x: torch.Tensor, layer: FastLayer, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def _qkv(self, x: torch.Tensor, layer: FastLayer, step: AnyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """The normed rows' QKV, and what the output projection is added onto: x, with that one's bias where a dense
         product accumulates onto it."""
         eps = self.weights.config.rms_norm_eps
@@ -101,7 +103,7 @@ class Forward:
         normed, base = self._norm(x, layer.attention_norm, layer.out.bias if self.whole_heads else None, eps)
         return linear(normed, layer.qkv.weight, layer.qkv.bias), x if base is None else base
 
-    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: Step) -> torch.Tensor:
+    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: AnyStep) -> torch.Tensor:
         """base [T, H] + output projection of heads [T, Hq D]."""
         if heads.shape[0] <= MOST_TOKENS:
             return self._few(heads, out.weight, out.bias, scale_inv=out.scale_inv, residual=base)
@@ -109,7 +111,7 @@ class Forward:
             return base + self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows)
         return torch.addmm(base, heads, out.weight.t(), out=base)                # in place: no copy of base
 
-    def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: Step) -> torch.Tensor:
+    def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """x [T, H] -> x + experts [T, H]."""
         return self._moe(x, layer.moe, num_tokens=step.live)
 

@@ -25,7 +25,7 @@ from gptoss_kernels.projection import MOST_TOKENS
 from gptoss_lab.model.fast.forward import Forward, Observe
 from gptoss_lab.model.fast.operations import FastOperations
 from gptoss_lab.model.fast.split import SplitKind, own_keys, split_kinds
-from gptoss_lab.model.fast.step import Step, prefill_step
+from gptoss_lab.model.fast.step import AnyStep, PrefillStep, Step
 from gptoss_lab.model.fast.weights import FastLayer, FastWeights, Projection
 from gptoss_lab.model.paged import PagedCache, PagePool
 from gptoss_lab.parallel.collectives import PlanCollectives
@@ -40,7 +40,7 @@ class RankStep(Step):
     split: SequenceSplit | None = None
 
 
-def with_counts(step: Step, counts: tuple[int, ...]) -> RankStep:
+def with_counts(step: AnyStep, counts: tuple[int, ...]) -> RankStep:
     """A step of one rank among peers that have `counts` rows."""
     return RankStep(**{field.name: getattr(step, field.name) for field in fields(Step)}, counts=counts)
 
@@ -80,9 +80,9 @@ class RankForward(Forward):
                             tuple(split.counts), split)
             x = self.hidden(ids.index_select(0, split.rows), step, observe)
             return None if logits == "none" else split.last(x) if logits == "last" else split.all(x)
-        step = Step(ids.to(torch.int32), None, None)                             # without tokens nothing attends
+        step: AnyStep = Step(ids.to(torch.int32), None, None)                    # without tokens nothing attends
         if lengths:
-            step = prefill_step(self.pool, caches, lengths, self.heads, self.operations, self.rows(sum(lengths)))
+            step = PrefillStep(self.pool, caches, lengths, self.heads, self.operations, self.rows(sum(lengths)))
         if self.groups > 1:
             step = with_counts(step, self.ranks.counts)
         x = self.hidden(ids, step, observe)
@@ -102,7 +102,7 @@ class RankForward(Forward):
         found = self.ranks.groups.data.all_gather(mine, [1] * self.groups, "kind of step").tolist()
         return max(count for _, count in found) if all(able for able, _ in found) else None
 
-    def hidden(self, ids: torch.Tensor, step: Step, observe: Observe | None = None) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, step: AnyStep, observe: Observe | None = None) -> torch.Tensor:
         """As `Forward.hidden`. Of a split prompt ids are the own rows'."""
         self._ahead = None
         if self.groups > 1 and not isinstance(step, RankStep):                   # decode: as many rows everywhere
@@ -116,7 +116,7 @@ class RankForward(Forward):
         logits, normed = super().head(x)
         return self.ranks.gather_logits(logits), normed
 
-    def _attention(self, x: torch.Tensor, layer: FastLayer, n: int, step: Step) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """x [T, H] -> x + attention [T, H]; T may be 0, and then only exchanges take place."""
         if isinstance(step, RankStep) and step.split is not None:
             return self._split_attention(x, layer, n, step)
@@ -149,14 +149,14 @@ class RankForward(Forward):
             return kind.plan.run(q, *pages, layer.sinks, scales=scales)
         return kind.plan.run(q, *seen, layer.sinks)
 
-    def _qkv(self, x: torch.Tensor, layer: FastLayer, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def _qkv(self, x: torch.Tensor, layer: FastLayer, step: AnyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Forward._qkv`; the norm is there already if the last sum made it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is x and ahead[1] is not None:
             return linear(ahead[1], layer.qkv.weight, layer.qkv.bias), x
         return super()._qkv(x, layer, step)
 
-    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: Step) -> torch.Tensor:
+    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: AnyStep) -> torch.Tensor:
         """base [T, H] + the sum over the ranks of the output projections of their heads [T, Hq D]."""
         if self.whole_heads:
             return super()._join(base, heads, out, step)
@@ -170,7 +170,7 @@ class RankForward(Forward):
                     else torch.addmm(out.bias, heads, out.weight.t(), out=room))
         return self.sum(part, base, "attention")[0]
 
-    def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: Step) -> torch.Tensor:
+    def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """x [T, H] -> x + the sum over the ranks of their experts' parts [T, H]."""
         if isinstance(step, RankStep):
             return self._gathered_experts(x, layer, step)

@@ -96,7 +96,7 @@ def _kept(pool: PagePool, spans: Sequence[tuple[list[int], int, int, int]], spli
     """kept, at (see SplitKind) of (pages, cached, first, last) spans: new tokens first..last-1 of each sequence."""
     kept = [torch.arange(offset + first, offset + last)
             for offset, (_, _, first, last) in zip(split.offsets[:-1], spans, strict=True)]
-    at = [page_slots(pool, pages, torch.arange(cached + first, cached + last)) for pages, cached, first, last in spans]
+    at = [page_slots(pool, pages, cached + first, cached + last) for pages, cached, first, last in spans]
     return torch.cat(kept).to(pool.device), torch.cat(at).to(pool.device)
 
 
@@ -127,7 +127,7 @@ def _sliding(
     window, own = pool.config.sliding_window, split.own
     before = [min(cache.length, window - 1) for cache in caches]                 # rows that come out of the rings
     begins = tuple(accumulate(before, initial=0))
-    old = [page_slots(pool, cache.ring, torch.arange(cache.length - h, cache.length))
+    old = [page_slots(pool, cache.ring, cache.length - h, cache.length)
            for cache, h in zip(caches, before, strict=True)]
     spans: list[torch.Tensor] = []
     for s in own:

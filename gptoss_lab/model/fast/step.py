@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from gptoss_kernels.attention import LayerKind, PagedPrefill, Prefill
 from gptoss_kernels.projection import RowPlan
+from gptoss_kernels.upload import upload
 from gptoss_lab.model.fast.operations import FastOperations
 from gptoss_lab.model.paged import PagedCache, PagePool
 
@@ -88,56 +91,91 @@ def layer_kind(pool: PagePool, heads: int, sliding: bool) -> LayerKind:
     return LayerKind(heads, pool.kv_heads, pool.config.head_dim, pool.dtype, window)
 
 
-def prefill_step(
-    pool: PagePool, caches: Sequence[PagedCache], lengths: Sequence[int], heads: int, operations: FastOperations,
-    rows: RowPlan | None,
-) -> Step:
-    """The step that brings lengths[b] new tokens to each cache; their pages are reserved already."""
-    starts = [cache.length for cache in caches]
-    new = [torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)]
-    full = [page_slots(pool, cache.pages, at) for cache, at in zip(caches, new, strict=True)]
-    sliding = [_tail_slots(pool, cache, at) for cache, at in zip(caches, new, strict=True)]
-    packed = torch.stack([torch.cat(parts) for parts in (new, full, sliding)]).to(torch.int32)          # [3, T]
-    positions, *slots = packed.to(pool.device).unbind(0)
-    if any(starts):
-        return Step(positions, *_later_chunk(pool, caches, lengths, heads, operations, slots), rows)
-    return Step(positions, *_first_chunk(pool, lengths, heads, operations, slots), rows)
+class PrefillStep:
+    """A `Step` that brings lengths[b] new tokens to each cache; their pages are reserved already.
+
+    Its parts are made when a layer first asks for them. By then the embedding, the first norm and the first QKV product
+    are launched, so the device works while the host plans; a kind's plan is made where its first layer attends. All of
+    it has to be asked for before the caches grow.
+    """
+
+    live = None
+
+    def __init__(
+        self, pool: PagePool, caches: Sequence[PagedCache], lengths: Sequence[int], heads: int,
+        operations: FastOperations, rows: RowPlan | None,
+    ) -> None:
+        self.rows, self._pool, self._heads, self._backends = rows, pool, heads, operations.attention
+        self._caches, self._lengths, self._starts = caches, lengths, [cache.length for cache in caches]
+        self._offsets = tuple(accumulate(lengths, initial=0))
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[T] int32."""
+        return self._places[0]
+
+    @cached_property
+    def full(self) -> KindStep:
+        """Full layers attend to the step's own keys where all sequences begin here, else they read their pages."""
+        pool, kind = self._pool, layer_kind(self._pool, self._heads, False)
+        if not any(self._starts):
+            return KindStep(self._ragged(kind, self._offsets), self._places[1], self._offsets[-1])
+        ends = [start + n for start, n in zip(self._starts, self._lengths, strict=True)]
+        return KindStep(PagedPrefill(
+            kind, self._offsets, ends, page_table(pool, self._caches, ends), page_size=pool.page_size,
+            device=pool.device, backend=self._backends["attention.paged_prefill"], kv_dtype=pool.keys[0].dtype,
+        ), self._places[1])
+
+    @cached_property
+    def sliding(self) -> KindStep:
+        """Sliding layers attend to the window before the chunk and to the chunk, one after the other."""
+        pool, kind = self._pool, layer_kind(self._pool, self._heads, True)
+        old = [min(start, pool.config.sliding_window - 1) for start in self._starts]
+        begins = tuple(accumulate((h + n for h, n in zip(old, self._lengths, strict=True)), initial=0))
+        plan = self._ragged(kind, begins)
+        if not any(old):
+            return KindStep(plan, self._places[2], begins[-1])
+        parts = list(zip(self._caches, self._starts, begins[:-1], old, self._lengths, strict=True))
+        old_slots = torch.cat([page_slots(pool, c.ring, start - h, start) for c, start, _, h, _ in parts])
+        old_rows = torch.cat([torch.arange(begin, begin + h) for _, _, begin, h, _ in parts])
+        new_rows = torch.cat([torch.arange(begin + h, begin + h + n) for _, _, begin, h, n in parts]).to(torch.int32)
+        return KindStep(plan, self._places[2], begins[-1],
+                        *(upload(index, pool.device) for index in (new_rows, old_slots, old_rows)))
+
+    def kind(self, sliding: bool) -> KindStep:
+        """The kind of a layer."""
+        return self.sliding if sliding else self.full
+
+    @cached_property
+    def _places(self) -> torch.Tensor:
+        """[3, T] int32 on the device, in one copy: position, row of the pages and row of the ring (-1: not kept)."""
+        pool, reach = self._pool, self._pool.config.sliding_window + self._pool.draft
+        host = torch.full((3, self._offsets[-1]), -1, dtype=torch.int32)
+        positions, in_pages, in_ring = host
+        for cache, start, row, end in zip(self._caches, self._starts, self._offsets[:-1], self._offsets[1:],
+                                          strict=True):
+            stop = start + end - row
+            kept = max(start, stop - reach)                                      # what the ring is meant to hold
+            positions[row:end] = torch.arange(start, stop, dtype=torch.int32)
+            in_pages[row:end] = page_slots(pool, cache.pages, start, stop)
+            in_ring[row + kept - start : end] = page_slots(pool, cache.ring, kept, stop)
+        return upload(host, pool.device)
+
+    def _ragged(self, kind: LayerKind, key_offsets: tuple[int, ...]) -> Prefill:
+        return _ragged_plan(kind, self._offsets, key_offsets, self._pool.keys[0].device,
+                            self._backends["attention.prefill"])
 
 
-def _first_chunk(
-    pool: PagePool, lengths: Sequence[int], heads: int, operations: FastOperations, slots: Sequence[torch.Tensor]
-) -> tuple[KindStep, KindStep]:
-    """Both kinds attend to the step's own keys."""
-    offsets, backend = tuple(accumulate(lengths, initial=0)), operations.attention["attention.prefill"]
-    full, sliding = (
-        KindStep(Prefill(layer_kind(pool, heads, kind), offsets, device=pool.device, backend=backend), at, offsets[-1])
-        for kind, at in zip((False, True), slots, strict=True)
-    )
-    return full, sliding
+AnyStep = Step | PrefillStep
 
 
-def _later_chunk(
-    pool: PagePool, caches: Sequence[PagedCache], lengths: Sequence[int], heads: int, operations: FastOperations,
-    slots: Sequence[torch.Tensor],
-) -> tuple[KindStep, KindStep]:
-    """Full layers read their pages; sliding ones the window before the chunk, and the chunk."""
-    offsets = tuple(accumulate(lengths, initial=0))
-    ends = [cache.length + n for cache, n in zip(caches, lengths, strict=True)]
-    paged = PagedPrefill(
-        layer_kind(pool, heads, False), offsets, ends, page_table(pool, caches, ends), page_size=pool.page_size,
-        device=pool.device, backend=operations.attention["attention.paged_prefill"], kv_dtype=pool.keys[0].dtype,
-    )
-    old = [min(cache.length, pool.config.sliding_window - 1) for cache in caches]
-    key_offsets = tuple(accumulate((h + n for h, n in zip(old, lengths, strict=True)), initial=0))
-    ragged = Prefill(layer_kind(pool, heads, True), offsets, key_offsets, device=pool.device,
-                     backend=operations.attention["attention.prefill"])
-    parts = list(zip(caches, key_offsets[:-1], old, lengths, strict=True))
-    old_slots = torch.cat([page_slots(pool, c.ring, torch.arange(c.length - h, c.length)) for c, _, h, _ in parts])
-    old_rows = torch.cat([torch.arange(begin, begin + h) for _, begin, h, _ in parts])
-    new_rows = torch.cat([torch.arange(begin + h, begin + h + n) for _, begin, h, n in parts]).to(torch.int32)
-    return KindStep(paged, slots[0]), KindStep(
-        ragged, slots[1], key_offsets[-1], *(index.to(pool.device) for index in (new_rows, old_slots, old_rows))
-    )
+@lru_cache(maxsize=4)
+def _ragged_plan(
+    kind: LayerKind, offsets: tuple[int, ...], key_offsets: tuple[int, ...], device: torch.device, backend: str
+) -> Prefill:
+    """A plan over contiguous keys. It holds nothing but what follows from the lengths, so the next steps of the same
+    lengths, on the same stream, take it again; few are kept, since FlashInfer's hold workspaces."""
+    return Prefill(kind, offsets, key_offsets, device=device, backend=backend)
 
 
 def page_table(pool: PagePool, caches: Sequence[PagedCache], ends: Sequence[int]) -> torch.Tensor:
@@ -149,16 +187,11 @@ def page_table(pool: PagePool, caches: Sequence[PagedCache], ends: Sequence[int]
     return table
 
 
-def page_slots(pool: PagePool, pages: Sequence[int], positions: torch.Tensor) -> torch.Tensor:
-    """Row of the paged cache of each position, [n] int64; a ring's pages are taken round and round."""
-    if not len(positions):
-        return positions
-    numbers = torch.tensor(pages)
-    return numbers[positions // pool.page_size % len(pages)] * pool.page_size + positions % pool.page_size
-
-
-def _tail_slots(pool: PagePool, cache: PagedCache, positions: torch.Tensor) -> torch.Tensor:
-    """Slots in the ring for the positions that it is meant to hold, -1 for older ones."""
-    slots = page_slots(pool, cache.ring, positions)
-    slots[: max(0, len(positions) - (pool.config.sliding_window + pool.draft))] = -1
-    return slots
+def page_slots(pool: PagePool, pages: Sequence[int], start: int, stop: int) -> torch.Tensor:
+    """Row of the paged cache of each position from start on, [stop - start] int64; a ring's pages are taken round and
+    round."""
+    size = pool.page_size
+    first = start // size
+    begins = np.array([pages[page % len(pages)] * size for page in range(first, -(-stop // size))], dtype=np.int64)
+    rows = (begins[:, None] + np.arange(size)).reshape(-1)
+    return torch.from_numpy(rows[start - first * size : stop - first * size])

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
+from gptoss_kernels.upload import upload
 from gptoss_lab.model.fast.decode import DecodeStep
 from gptoss_lab.model.fast.forward import Forward, Observe
 from gptoss_lab.model.fast.graphs import SIZES, Captured, DecodeGraphs, Outputs
 from gptoss_lab.model.fast.operations import choose_fast_operations
 from gptoss_lab.model.fast.ranks import RankForward
-from gptoss_lab.model.fast.step import prefill_step
+from gptoss_lab.model.fast.step import PrefillStep
 from gptoss_lab.model.fast.weights import FastWeights
 from gptoss_lab.model.paged import PagedCache, PagePool
 from gptoss_lab.model.step import check_new_tokens
@@ -169,8 +170,8 @@ class FastTransformer:
         if self.ranks is not None:
             x = self._forward.prefill(ids, lengths, caches, logits, observe)
             return None if x is None else self._forward.head(x)
-        step = prefill_step(self.pool, caches, lengths, self._forward.heads, self.operations,
-                            self._forward.rows(sum(lengths)))
+        step = PrefillStep(self.pool, caches, lengths, self._forward.heads, self.operations,
+                           self._forward.rows(sum(lengths)))
         x = self._forward.hidden(ids, step, observe)
         if logits == "none":
             return None
@@ -201,7 +202,7 @@ class FastTransformer:
 
 def _last_rows(lengths: list[int], device: torch.device) -> torch.Tensor:
     """[B] int64: the row of each sequence's last token."""
-    return (torch.tensor(lengths).cumsum(0) - 1).to(device, non_blocking=True)
+    return upload(torch.tensor(lengths).cumsum(0) - 1, device)
 
 
 def _check_pool(weights: FastWeights, pool: PagePool) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from gptoss_kernels.attention.backends import hopper_obstacle, register_plan, triton_obstacle
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
+from gptoss_kernels.upload import upload
 
 LOG2E = 1.4426950408889634
 OPTIONS = {"BLOCK": 128, "DEPTH": 2}          # keys per block; blocks fetched ahead
@@ -40,7 +41,7 @@ class GluonPrefill:
 
         self._layer, self._lse = layer, lse
         queries = WARPGROUPS * max(1, ROWS // layer.group)
-        self._tiles = tile_table(cu_q, cu_k.diff(), cu_k[:-1], queries).to(device)
+        self._tiles = upload(tile_table(cu_q, cu_k.diff(), cu_k[:-1], queries), device)
 
     def __call__(self, q, k, v, sinks, out):
         from gptoss_kernels.attention.gluon_prefill import ROWS, gluon_prefill_kernel
@@ -65,6 +66,7 @@ def _flat(name: str, keys: torch.Tensor) -> torch.Tensor:
     return keys.as_strided((keys.shape[0], keys.shape[1] * keys.shape[2]), (keys.stride(0), 1))
 
 
+@functools.cache
 def tile_layout(rank: int):
     """How a box lies in shared memory: rows of 128 bytes, swizzled as the tensor core reads them."""
     from triton.experimental.gluon import language as gl

@@ -51,6 +51,7 @@ class Prefill:
         if self._cu_q.numel() != self._cu_k.numel():
             raise AttentionError(f"cu_seqlens_q has {self._cu_q.numel()} entries and cu_seqlens_k "
                                  f"{self._cu_k.numel()}; the same number is needed")
+        self._rows, self._keys = int(self._cu_q[-1]), int(self._cu_k[-1])
         short = bool((self._cu_q.diff() > self._cu_k.diff()).any())
         self.choice = choose_backend("attention.prefill", backend, layer=layer, device=self.device, lse=lse,
                                      blind_queries=short)
@@ -65,7 +66,7 @@ class Prefill:
         out: where to write, [Tq, Hq, D] like q; made if None. Returns out, or (out, lse [Tq, Hq] fp32) if the plan was
         made with an lse. AttentionError names the argument that does not fit.
         """
-        n, tq, tk = self.layer, int(self._cu_q[-1]), int(self._cu_k[-1])
+        n, tq, tk = self.layer, self._rows, self._keys
         checks.check_tensor("q", q, (tq, n.num_heads, n.head_dim), n, self.device)
         checks.check_tensor("k", k, (tk, n.num_kv_heads, n.head_dim), n, self.device)
         checks.check_tensor("v", v, (tk, n.num_kv_heads, n.head_dim), n, self.device)
@@ -97,6 +98,7 @@ class PagedPrefill:
             raise AttentionError(f"kv_lens has {lens.numel()} sequences and cu_seqlens_q {self._cu_q.numel() - 1}; "
                                  "the same number is needed")
         checks.check_pages(layer, lens, page_table, page_size)
+        self._rows = int(self._cu_q[-1])
         short = bool((self._cu_q.diff() > lens).any())
         self.choice = choose_backend("attention.paged_prefill", backend, layer=layer, device=self.device, lse=lse,
                                      page_size=page_size, blind_queries=short, kv_dtype=self.kv_dtype)
@@ -111,7 +113,7 @@ class PagedPrefill:
 
         scales: of e4m3 pages, (keys', values') positive fp32 [Hkv]; None for others.
         """
-        n, tq = self.layer, int(self._cu_q[-1])
+        n, tq = self.layer, self._rows
         checks.check_tensor("q", q, (tq, n.num_heads, n.head_dim), n, self.device)
         _check_cache(k_pages, v_pages, self.page_size, n, self.device, self.kv_dtype, scales)
         sinks, out = checks.check_sinks(sinks, n, self.device), _output(out, q, n, self.device)

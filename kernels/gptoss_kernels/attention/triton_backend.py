@@ -10,6 +10,7 @@ import torch
 from gptoss_kernels.attention.backends import register_plan, triton_obstacle
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
 from gptoss_kernels.overlap import OVERLAPPING
+from gptoss_kernels.upload import upload
 
 LOG2E = 1.4426950408889634
 
@@ -47,7 +48,7 @@ class _TilePrefill:
 
         self._layer, self._lse, self._config = layer, lse, config or prefill_config(layer)
         queries = self._config["BLOCK_M"] // self._config["GROUP_ROWS"]
-        self._tiles = tile_table(cu_q, k_lens, k_begin, queries).to(device)
+        self._tiles = upload(tile_table(cu_q, k_lens, k_begin, queries), device)
 
     def _launch(self, q, k, v, sinks, out, table, page_size, scales=None):
         from gptoss_kernels.attention.triton_prefill import INTERPRETED, prefill_kernel
@@ -87,7 +88,7 @@ class TritonPagedPrefill(_TilePrefill):
     def __init__(self, layer, cu_q, kv_lens, page_table, *, page_size: int, device, lse: str | None) -> None:
         super().__init__(layer, cu_q, kv_lens, torch.zeros_like(kv_lens), device, lse)
         self._page_size = page_size
-        self._table = page_table.to(device).contiguous()
+        self._table = upload(page_table, device).contiguous()
 
     def __call__(self, q, k_pages, v_pages, sinks, out, scales=None):
         k, v = (_as_rows(name, pages) for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)))

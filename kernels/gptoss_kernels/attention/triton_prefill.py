@@ -24,6 +24,7 @@ allow it. Both give the same output; only then is the LSE without the sink at ha
 """
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -180,12 +181,15 @@ def tile_table(cu_q: torch.Tensor, k_lens: torch.Tensor, k_begin: torch.Tensor, 
     first query in it, the sequence's first row of q, its queries, its first row of k, its keys, and two unused. The
     tiles with the longest walk over keys come first, so that the short ones fill the machine at the end.
     """
-    q_lens = cu_q.diff()
-    per_sequence = (q_lens + queries - 1) // queries
-    sequence = torch.repeat_interleave(torch.arange(q_lens.numel()), per_sequence)
-    before = torch.cumsum(per_sequence, 0) - per_sequence
-    first = (torch.arange(sequence.numel()) - before[sequence]) * queries
-    order = torch.argsort((k_lens - q_lens)[sequence] + first, descending=True, stable=True)
-    unused = torch.zeros_like(first)
-    fields = (sequence, first, cu_q[sequence], q_lens[sequence], k_begin[sequence], k_lens[sequence], unused, unused)
-    return torch.stack(fields, dim=1)[order].to(torch.int32).contiguous()
+    starts, k_lens, k_begin = cu_q.numpy(), k_lens.numpy(), k_begin.numpy()     # numpy: many steps over few numbers
+    q_lens = np.diff(starts)
+    per_sequence = -(-q_lens // queries)
+    sequence = np.repeat(np.arange(len(q_lens)), per_sequence)
+    before = np.cumsum(per_sequence) - per_sequence
+    first = (np.arange(len(sequence)) - before[sequence]) * queries
+    order = np.argsort(-((k_lens - q_lens)[sequence] + first), kind="stable")
+    sequence, first = sequence[order], first[order]
+    table = np.zeros((len(sequence), TILE_FIELDS.value), dtype=np.int32)
+    fields = (sequence, first, starts[sequence], q_lens[sequence], k_begin[sequence], k_lens[sequence])
+    table[:, : len(fields)] = np.stack(fields, axis=1)
+    return torch.from_numpy(table)

@@ -6,7 +6,7 @@ gathered (`gather`): the first product reads each token's one quantised row wher
 """
 from __future__ import annotations
 
-import ctypes
+import functools
 
 import torch
 
@@ -44,7 +44,8 @@ def decode_gemm(
 
     x: [rows, K] float8_e4m3fn, row r of the sorted buffer, or with `gather` [T, K] by token. x_scale: [.., ceil(K/128)]
     fp32, any strides. matrices: E of [N, K], "fp8" or "mxfp4". bias: [E, N] fp32. routing: with align 16.
-    overlapping: may start before the kernel launched last has ended; that one must not be what wrote `routing`.
+    overlapping: may start before the kernel launched last has ended; without `swiglu` its weights are then asked for at
+    once, and that kernel must not be what wrote `routing`.
     K a multiple of 64 up to 4096, N of 64. Returns y [rows, N] bf16, or with `swiglu` h [rows, N/2] e4m3 and its scale
     [rows, ceil(N/256)] fp32. Padding rows of the result hold anything.
     """
@@ -53,7 +54,8 @@ def decode_gemm(
     k = x.shape[1]
     if matrices.form not in FORMS:
         raise ValueError(f"decode_gemm: weights have form {matrices.form!r}; 'fp8' or 'mxfp4' is needed")
-    if k % 64 or n % 64 or k > 4096 or values[0, 0].numel() != (k if matrices.form == "fp8" else k // 2):
+    row_bytes = k if matrices.form == "fp8" else k // 2
+    if k % 64 or n % 64 or k > 4096 or values.numel() != e * n * row_bytes:
         raise ValueError(f"decode_gemm: rows of {k} for weights {list(values.shape)} ({matrices.form}); equal K, "
                          "K and N multiples of 64 and K up to 4096 are needed")
     if routing.align != TILE:
@@ -63,18 +65,22 @@ def decode_gemm(
                          "float8_e4m3fn are needed")
     if not (x.is_contiguous() and values.is_contiguous() and scales.is_contiguous() and bias.is_contiguous()):
         raise ValueError("decode_gemm: x, weights, scales and bias must be contiguous; one of them is not")
-    kernel = driver.load("decode_gemm.cu", "decode_gemm", decode_defines(
-        n, k, matrices.form, swiglu=swiglu, alpha=alpha, limit=limit), x.device.index or 0)
+    device = x.device.index or 0
+    kernel = _kernel(n, k, matrices.form, swiglu, alpha, limit, device)
     rows, out_scale = routing.rows, x_scale                             # passed, not written without swiglu
     if swiglu:
         out = torch.empty(rows, n // 2, dtype=torch.float8_e4m3fn, device=x.device)
         out_scale = empty_scales(rows, n // 2, x.device)
     else:
         out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
-    row_bytes = k if matrices.form == "fp8" else k // 2
-    driver.launch(kernel, gemm_cuda.multiprocessors(x.device.index or 0), 288, [
-        driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128), x, x_scale,
-        ctypes.c_longlong(x_scale.stride(0)), ctypes.c_longlong(x_scale.stride(1)),
-        routing.token_of if gather else ctypes.c_void_p(0), scales, bias, routing.tile_expert, routing.tile_rows,
-        ctypes.c_int(routing.tile_expert.shape[0]), out, out_scale, ctypes.c_int(out_scale.stride(1))], overlapping)
+    driver.launch(kernel, gemm_cuda.multiprocessors(device), 288, [
+        driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128), x, x_scale, *x_scale.stride(),
+        routing.token_of if gather else 0, scales, bias, routing.tile_expert, routing.tile_rows,
+        routing.tile_expert.shape[0], out, out_scale, out_scale.stride(1)], overlapping)
     return (out, out_scale) if swiglu else out
+
+
+@functools.cache
+def _kernel(n: int, k: int, form: str, swiglu: bool, alpha: float, limit: float, device: int) -> driver.Kernel:
+    return driver.load("decode_gemm.cu", "decode_gemm", decode_defines(
+        n, k, form, swiglu=swiglu, alpha=alpha, limit=limit), device)

@@ -7,7 +7,6 @@ of DeepGEMM. The kernel itself is `cuda/grouped_gemm.cu`.
 """
 from __future__ import annotations
 
-import ctypes
 import functools
 
 import torch
@@ -83,8 +82,7 @@ def grouped_gemm(
     m, k = a.shape
     e, n, _ = b.shape
     device = a.device.index or 0
-    kernel = driver.load("grouped_gemm.cu", "grouped_gemm", gemm_defines(
-        n, k, e, swiglu=swiglu, bias=bias is not None, alpha=alpha, limit=limit, columns=columns), device)
+    kernel = _kernel(n, k, e, swiglu, bias is not None, alpha, limit, columns, device)
     a_map = driver.tensor_map(a.data_ptr(), 1, m, k, 64, 128)
     if swiglu:
         out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
@@ -97,9 +95,17 @@ def grouped_gemm(
         out_map = driver.tensor_map(out.data_ptr(), 2, m, n, 64, 64)
         b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, columns // 2, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
-        a_map, b_map, out_map, a_scale, ctypes.c_int(a_scale.stride(1)), b_scale, b_scale if bias is None else bias,
-        counts, out_scale, ctypes.c_int(out_scale.stride(1))])
+        a_map, b_map, out_map, a_scale, a_scale.stride(1), b_scale, b_scale if bias is None else bias, counts,
+        out_scale, out_scale.stride(1)])
     return (out, out_scale) if swiglu else out
+
+
+@functools.cache
+def _kernel(
+    n: int, k: int, experts: int, swiglu: bool, bias: bool, alpha: float, limit: float, columns: int, device: int
+) -> driver.Kernel:
+    return driver.load("grouped_gemm.cu", "grouped_gemm", gemm_defines(
+        n, k, experts, swiglu=swiglu, bias=bias, alpha=alpha, limit=limit, columns=columns), device)
 
 
 def check_operands(a, a_scale, b, b_scale, bias, counts) -> None:

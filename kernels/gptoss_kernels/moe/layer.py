@@ -87,8 +87,8 @@ def _cuda_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Rou
     """y [rows, H] bf16, down bias included. x: [T, H]; norm: [H] or None if x is normalised already."""
     up, down, swiglu = e.gate_up, e.down, {"swiglu": True, "alpha": e.alpha, "limit": e.limit}
     if r.align == decode_cuda.TILE:
-        q, scale = norm_quantise(x, norm, norm_eps=eps)
-        h, h_scale = decode_cuda.decode_gemm(q, scale, up, e.gate_up_bias, r, gather=True, **swiglu)
+        q, scale = r.quantised or norm_quantise(x, norm, norm_eps=eps)
+        h, h_scale = decode_cuda.decode_gemm(q, scale, up, e.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
         return decode_cuda.decode_gemm(h, h_scale, down, e.down_bias, r, overlapping=True)
     q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
     h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, e.gate_up_bias, r.counts, **swiglu)
@@ -164,9 +164,10 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
         Returns [T, H] in x's dtype; padding rows are x, or 0 without residual.
         """
         w = weights
+        rows = align(x.shape[0], w.gate_up.form)
         r = route(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
-                  norm_eps=w.norm_eps, align=align(x.shape[0], w.gate_up.form), local_experts=w.local_experts,
-                  num_tokens=num_tokens, **precision)
+                  norm_eps=w.norm_eps, align=rows, local_experts=w.local_experts, num_tokens=num_tokens,
+                  quantise=backend == "cuda" and rows == decode_cuda.TILE, **precision)
         held = Experts(w.gate_up, w.gate_up_bias, w.down, w.down_bias, w.alpha, w.limit)
         y = experts(x, w.norm, w.norm_eps, r, held)
         return _combine(y, x, r, residual, w.down_bias if bias_in_combine else None, w.first_expert)

@@ -51,7 +51,8 @@ def compile_routing(experts: int, hidden: int, tokens: int) -> list[Resources]:
               "BLOCK_E": block_e}
     place = {"TOP": 4, "BLOCK_E": block_e, "ALIGN": 16 if tokens <= 128 else 128, "BLOCK_TILES": 8}
     one, few = tokens <= routing.FEW_TOKENS, triton.next_power_of_2(tokens)
-    logits = [_compile(routing._logits_kernel, {**norm, **routing.logits_config(tokens, hidden)})] if one else []
+    logits = [_compile(routing._logits_kernel, {**norm, "QUANTISE": True, **routing.logits_config(tokens, hidden)},
+                       {"q_ptr": "fp8e4nv"})] if one else []
     if tokens <= routing.ONE_PROGRAM:
         return [*logits, _compile(routing._choose_and_place_kernel, {
             **place, **choice, "BLOCK_T": few, "SLOTS": max(16, few * 4),

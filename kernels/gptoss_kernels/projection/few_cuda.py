@@ -6,7 +6,7 @@ is asked for at once, and before the kernel in front has ended.
 """
 from __future__ import annotations
 
-import ctypes
+import functools
 
 import torch
 
@@ -23,6 +23,13 @@ def few_defines(n: int, k: int, tokens: int, *, e4m3: bool, norm: bool, residual
     """The compile-time constants of one specialisation of `few_linear.cu`; tokens: at most so many (8, 16 or 32)."""
     return (("N", n), ("K", k), ("TOKENS", tokens), ("E4M3", int(e4m3)), ("NORM", int(norm)),
             ("RESIDUAL", int(residual)), ("BIAS_BF16", int(bias_bf16)), ("EPS", f"{float(eps)!r}f"))
+
+
+@functools.cache
+def _kernel(n: int, k: int, tokens: int, e4m3: bool, norm: bool, residual: bool, bias_bf16: bool, eps: float,
+            device: int) -> driver.Kernel:
+    return driver.load("few_linear.cu", "few_linear", few_defines(
+        n, k, tokens, e4m3=e4m3, norm=norm, residual=residual, bias_bf16=bias_bf16, eps=eps), device)
 
 
 def _obstacle(device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16, **needs: object
@@ -53,12 +60,11 @@ def few_linear_cuda(
     if bias.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"few_linear: the bias is {bias.dtype}; the cuda backend takes torch.float32 or bfloat16")
     tokens = 8 if t <= 8 else 16 if t <= 16 else 32
-    kernel = driver.load("few_linear.cu", "few_linear", few_defines(
-        n, k, tokens, e4m3=scale_inv is not None, norm=norm_weight is not None, residual=residual is not None,
-        bias_bf16=bias.dtype == torch.bfloat16, eps=eps), x.device.index or 0)
+    kernel = _kernel(n, k, tokens, scale_inv is not None, norm_weight is not None, residual is not None,
+                     bias.dtype == torch.bfloat16, eps, x.device.index or 0)
     y = torch.empty(t, n, dtype=x.dtype, device=x.device)
     unread = bias                                                       # a pointer for what this form has not
     driver.launch(kernel, n // ROWS, 256, [
         x, weight, unread if scale_inv is None else scale_inv, bias, unread if norm_weight is None else norm_weight,
-        unread if residual is None else residual, y, ctypes.c_int(t)], overlapping=True)
+        unread if residual is None else residual, y, t], overlapping=True)
     return y

@@ -22,6 +22,7 @@ from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.fused import fp8_linear
 from gptoss_kernels.registry import register
+from gptoss_kernels.upload import upload
 
 FEW_ROWS = 16
 
@@ -48,7 +49,7 @@ def row_plan(tokens: int, align: int, device: torch.device | str) -> RowPlan:
     if tokens < 1 or align < 1:
         raise ValueError(f"row_plan: {tokens} tokens in tiles of {align}; at least 1 of both is needed")
     real = [min(align, tokens - first) for first in range(0, tokens, align)]
-    packed = torch.tensor([tokens, *real, *[0] * len(real)], dtype=torch.int32).to(device, non_blocking=True)
+    packed = upload(torch.tensor([tokens, *real, *[0] * len(real)], dtype=torch.int32), device)
     return RowPlan(tokens, len(real) * align, align, packed[:1], packed[1 + len(real) :], packed[1 : 1 + len(real)])
 
 

@@ -20,11 +20,10 @@ from gptoss_kernels.quant.rounding import to_dtype, to_e4m3
 
 
 @triton.jit
-def _norm_quantise_kernel(x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride, scale_group_stride,
-                          H: tl.constexpr, COPIES: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
-                          PLACED: tl.constexpr, EPS: tl.constexpr):
-    after_previous()
-    token = tl.program_id(0).to(tl.int64)
+def quantise_row(token, x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride, scale_group_stride,
+                 H: tl.constexpr, COPIES: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
+                 PLACED: tl.constexpr, EPS: tl.constexpr):
+    """One token (int64) by one program: normalised, quantised, written to its places."""
     group = tl.arange(0, GROUPS)
     h = group[:, None] * 128 + tl.arange(0, 128)[None, :]               # [GROUPS, 128]
     x = tl.load(x_ptr + token * H + h, mask=h < H, other=0.0)
@@ -47,9 +46,20 @@ def _norm_quantise_kernel(x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_r
             tl.store(scale_ptr + row * scale_row_stride + group * scale_group_stride, scale, mask=group * 128 < H)
 
 
+@triton.jit
+def _norm_quantise_kernel(x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride, scale_group_stride,
+                          H: tl.constexpr, COPIES: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
+                          PLACED: tl.constexpr, EPS: tl.constexpr):
+    after_previous()
+    quantise_row(tl.program_id(0).to(tl.int64), x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride,
+                 scale_group_stride, H, COPIES, GROUPS, NORM, PLACED, EPS)
+
+
 def empty_scales(rows: int, columns: int, device: torch.device | str) -> torch.Tensor:
     """[rows, ceil(columns / 128)] fp32 whose rows are neighbours in memory: what the grouped GEMMs read fastest."""
-    return torch.empty(-(-columns // 128), -(-rows // 4) * 4, dtype=torch.float32, device=device)[:, :rows].t()
+    padded = -(-rows // 4) * 4
+    whole = torch.empty_strided((padded, -(-columns // 128)), (1, padded), dtype=torch.float32, device=device)
+    return whole if padded == rows else whole[:rows]
 
 
 def norm_quantise(

@@ -1,7 +1,9 @@
 """The Hopper kernels compiled for sm_90a without a GPU: gpt-oss's specialisations, no spill, registers in budget."""
+import ctypes
 import shutil
 
 import pytest
+import torch
 
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.decode_cuda import FORMS, decode_defines
@@ -52,7 +54,43 @@ def test_machine_code_is_cached_by_what_went_in(tmp_path, monkeypatch):
 
 
 def test_launch_structures_have_the_drivers_sizes():
-    import ctypes
-
     assert ctypes.sizeof(driver._Attribute) == 72 and ctypes.sizeof(driver._Config) == 56
     assert driver._Config.stream.offset == 32 and ctypes.sizeof(driver.TensorMap) == 128
+
+
+class FakeDriver:
+    """Reads a launch's arguments as a kernel (tensor map, int, long long, pointer, null pointer, int) would."""
+
+    def __init__(self):
+        self.launches = []
+
+    def cuLaunchKernel(self, function, *rest):
+        *shape, stream, parameters, extra = rest
+        self.launches.append((function, shape, stream, extra, self.read(parameters)))
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        of = config._obj
+        at = of.attributes.contents
+        self.launches.append((function, [*of.grid, *of.block, of.shared_bytes], of.stream, extra,
+                              self.read(parameters), of.count, at.id, at.value[0]))
+        return 0
+
+    def read(self, parameters):
+        at = (ctypes.c_void_p * 6).from_address(parameters)
+        kinds = (ctypes.c_int, ctypes.c_longlong, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
+        values = (kind.from_address(address).value for kind, address in zip(kinds, at[1:], strict=True))
+        return ctypes.string_at(at[0], 128), *values
+
+
+def test_a_launch_hands_over_what_was_given(monkeypatch):
+    fake, tensor = FakeDriver(), torch.zeros(3)
+    described = driver.TensorMap((ctypes.c_uint8 * 128)(*range(128)))
+    monkeypatch.setattr(driver, "_driver", lambda: fake)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    kernel, given = driver.Kernel(2**40, 1024, 3), [described, -5, 2**33 + 1, tensor, 0, 2**31 - 1]
+    driver.launch(kernel, 132, 384, given)
+    driver.launch(kernel, 131, 288, given, overlapping=True)
+    read = bytes(range(128)), -5, 2**33 + 1, tensor.data_ptr(), 0, 2**31 - 1
+    assert fake.launches == [(2**40, [132, 1, 1, 384, 1, 1, 1024], 73, None, read),
+                             (2**40, [131, 1, 1, 288, 1, 1, 1024], 73, None, read, 1, 6, 1)]

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gptoss_lab.bench.trace import Kernel, by_kind, idle, idle_share, kernels_of, record, span
+from gptoss_lab.bench.trace import Kernel, by_kind, gaps, idle, idle_share, kernels_of, record, span
 
 
 def event(name, start, duration, category="kernel", **args):
@@ -28,6 +28,7 @@ def test_kernels_gaps_and_share():
     assert [k.name for k in kernels][:2] == ["_norm_quantise_kernel", "grouped_gemm"] and len(kernels) == 5
     assert kernels[1].grid == (132, 1, 1) and kernels[1].block == (384, 1, 1)
     assert span(kernels) == 53 and idle(kernels) == [5, 2]                   # 35-40 and 60-62; overlaps count once
+    assert gaps(kernels) == [(5, "grouped_gemm", "grouped_gemm"), (2, "gluon_prefill_kernel", "Memcpy DtoD")]
     assert idle_share(kernels) == pytest.approx(7 / 53)
 
 
@@ -55,7 +56,13 @@ def test_kinds(name, kind):
 def test_operators_stand_in_on_the_cpu(tmp_path):
     file = tmp_path / "trace.json.gz"
     a = torch.randn(64, 64)
-    kernels = record(lambda: torch.nn.functional.linear(a, a), torch.device("cpu"), file)
+    calls = []
+
+    def run():
+        calls.append(torch.nn.functional.linear(a, a))
+
+    kernels = record(run, torch.device("cpu"), file)
     assert [k.name for k in kernels if k.kind == "dense products"] == ["aten::linear"]    # the outermost one only
+    assert len(calls) == 2                                                       # the first one warms the profiler
     assert json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     assert idle([]) == [] and span([]) == 0 and idle_share([]) == 0

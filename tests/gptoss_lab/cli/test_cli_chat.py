@@ -169,8 +169,7 @@ def test_nano_chat_from_the_command_line():
     runs = [subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)]
     assert runs[0].stdout == runs[1].stdout != ""
     lines = runs[0].stderr.splitlines()
-    if loading.choose_checkpoint(None)[1]:
-        assert lines[0] == "the weights are random: the answer is noise, only the machinery is real"
+    assert any("the weights are random" in line for line in lines) == loading.choose_checkpoint(None)[1]
     speed = re.fullmatch(r"75 prompt tokens in [\d.]+ s; then (\d+) tokens in [\d.]+ s, ([\d.]+) tokens/s", lines[-1])
     assert speed and 1 <= int(speed[1]) <= 11 and float(speed[2]) > 0
 

@@ -11,10 +11,12 @@ from gptoss_lab.config import preset
 from gptoss_lab.engine import Engine, SamplingParams, opening
 from gptoss_lab.engine.decoders.plain import PlainDecoder
 from gptoss_lab.engine.opening import choose_forward, decode_sizes, open_model
+from gptoss_lab.harmony import render, system, user
 from gptoss_lab.model import Transformer
 from gptoss_lab.model.fast import FastTransformer
 
 CPU = torch.device("cpu")
+QUESTION = render([system("low", "2025-06-28"), user("What is 37 + 48?")])
 SMALL = dataclasses.replace(preset("nano"), num_layers=2, hidden_size=128, intermediate_size=128, num_heads=4,
                             num_kv_heads=4, head_dim=32, vocab_size=50, eos_token_ids=(3,), pad_token_id=0,
                             max_position_embeddings=4096)
@@ -94,7 +96,7 @@ def test_weights_stay_in_the_form_of_the_checkpoint(folder, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("which", ["small", "nano"])
 def test_the_fast_model_finds_the_plain_models_tokens(folder, which):
-    path, prompts = (folder, [[1, 2, 3] * 50, [4], [7, 8] * 40]) if which == "small" else (ensure_nano(), [[5, 6, 7]])
+    path, prompts = (folder, [[1, 2, 3] * 50, [4], [7, 8] * 40]) if which == "small" else (ensure_nano(), [QUESTION])
     greedy, found = SamplingParams(temperature=0, max_new_tokens=20, stop_ids=()), []
     for forward in ("plain", "fast"):
         model = open_model(path, "cpu", torch.float32, forward=forward, sequences=3, positions=400).model

@@ -1,4 +1,5 @@
 """`gptoss-lab serve` as a user starts it: a process of its own, ended by a signal."""
+import functools
 import json
 import os
 import re
@@ -36,10 +37,14 @@ def test_it_serves_nano_until_it_is_interrupted():
         line = process.stderr.readline()
         url = re.fullmatch(r"mine at (http://127\.0\.0\.1:\d+/v1)\n", line).group(1)
         with openai.OpenAI(base_url=url, api_key="key", max_retries=0, timeout=60) as client:
-            answer = client.chat.completions.create(
-                model="mine", messages=[{"role": "user", "content": "hi"}], max_tokens=3, logprobs=True)
-            assert answer.usage.completion_tokens <= 3 and answer.choices[0].message.content
-            assert all(token.logprob < 0 for token in answer.choices[0].logprobs.content)
+            ask = functools.partial(client.chat.completions.create, model="mine", logprobs=True, temperature=0,
+                                    reasoning_effort="low", messages=[{"role": "user", "content": "What is 25 + 17?"}])
+            answer, cut = ask(max_tokens=100), ask(max_tokens=3)
+            assert answer.choices[0].finish_reason == "stop" and "42" in answer.choices[0].message.content
+            tokens = answer.choices[0].logprobs.content
+            assert "".join(token.token for token in tokens) == answer.choices[0].message.content
+            assert all(-1 < token.logprob <= 0 for token in tokens)       # a sure token's may round to 0
+            assert cut.choices[0].finish_reason == "length" and cut.usage.completion_tokens == 3
         with urllib.request.urlopen(url.replace("/v1", "/health"), timeout=20) as health:
             assert json.load(health)["context"] == 200
         process.send_signal(signal.SIGINT)

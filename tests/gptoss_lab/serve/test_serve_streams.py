@@ -14,14 +14,17 @@ from gptoss_lab.harmony import decode, engine_stop_ids, parse, render, system, u
 from gptoss_lab.model import load_model
 from gptoss_lab.serve import load_loop
 
-STREAMS, TOKENS = 64, 6
+STREAMS, TOKENS = 64, 12
 WORDS = ("river", "stone", "naïve", "seven", "雪", "lamp", "🙂", "quartz", "Zürich", "blue")
 
 
 def questions():
-    """Distinct texts of 1 to 12 words."""
-    draw = random.Random(0)
-    return [f"{i} " + " ".join(draw.choices(WORDS, k=1 + i % 12)) for i in range(STREAMS)]
+    """Sums after 1 to 12 words: prompts of many lengths, each with an answer of its own."""
+    draw, texts = random.Random(0), []
+    for i in range(STREAMS):
+        words = " ".join(draw.choices(WORDS, k=1 + i % 12))
+        texts.append(f"{words} What is {draw.randint(100, 999)} + {draw.randint(100, 999)}?")
+    return texts
 
 
 def alone(model, text):

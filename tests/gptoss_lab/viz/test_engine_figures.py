@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 import torch
 
-from gptoss_lab.checkpoint import open_checkpoint, synth
+from gptoss_lab.checkpoint import ensure_nano, open_checkpoint, synth
 from gptoss_lab.config import preset
 from gptoss_lab.engine import Engine, PromptError, SamplingParams
 from gptoss_lab.engine.decoders.acceptance import Acceptance
@@ -95,6 +95,18 @@ def test_heads_change_no_token(model):
     counts, tokens = engine_acceptance.measure_heads(model, drafting, [[1, 2, 3]], 16)
     plain = Engine(model).complete([[1, 2, 3]], SamplingParams(temperature=0, max_new_tokens=16, stop_ids=()))
     assert kind == "random" and len(drafting) == 2 and tokens == [plain[0].tokens] and counts.rounds > 0
+
+
+def test_trained_heads_are_for_the_nano_that_they_were_trained_for():
+    """Its name and shape are not enough: one final norm that differs in a number is another model's."""
+    for dtype in (torch.float32, torch.bfloat16):
+        nano = load_model(ensure_nano(), dtype=dtype)
+        drafting, kind = engine_acceptance.heads(nano)
+        assert kind == "trained for the nano checkpoint" and drafting[0].norm.dtype == dtype
+    with torch.no_grad():
+        nano.norm.weight[0] += 1
+    drafting, kind = engine_acceptance.heads(nano)
+    assert kind == "random" and drafting[0].norm.tolist() == [1] * nano.config.hidden_size
 
 
 def test_tables_and_figures_of_counts():

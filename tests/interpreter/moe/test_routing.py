@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gptoss_kernels.moe import group_layout, route
+from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.norm import rms_norm
 
@@ -172,3 +173,19 @@ def test_padding_rows_with_experts_held_elsewhere():
     assert torch.equal(r.row_of >= 0, here) and not here[13:].any() and r.counts.sum() == here.sum()
     with pytest.raises(ValueError, match="num_tokens"):
         route(*direct_logits(logits), align=16, num_tokens=torch.tensor(13))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 33])
+@pytest.mark.parametrize("hidden", [64, 224, 320])
+def test_rows_quantised_on_the_way(tokens, hidden):
+    """The same choice as without, and bit for bit what `norm_quantise` gives; beyond 128 tokens nothing."""
+    x, gain = torch.randn(tokens, hidden), torch.rand(hidden) + 0.5
+    w, b = torch.randn(8, hidden), torch.randn(8)
+    r, plain = (route(x, w, b, norm_weight=gain, align=16, quantise=q) for q in (True, False))
+    q, scale = norm_quantise(x, gain)
+    assert torch.equal(r.ids, plain.ids) and torch.equal(r.weights, plain.weights) and plain.quantised is None
+    assert torch.equal(r.quantised[0].view(torch.uint8), q.view(torch.uint8)) and torch.equal(r.quantised[1], scale)
+
+
+def test_many_rows_are_not_quantised_on_the_way():
+    assert route(torch.randn(130, 64), torch.randn(8, 64), torch.randn(8), quantise=True).quantised is None

@@ -327,6 +327,7 @@ decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* 
             const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride) {
     extern __shared__ __align__(1024) uint8 raw[];
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES);
+    if (EPILOGUE == 1) wait_for_previous();                             // a layer's first product: that is the routing
     if (threadIdx.x >= 256) {
         int live = count_tiles(tile_expert, tiles);
         if (threadIdx.x == 256) {

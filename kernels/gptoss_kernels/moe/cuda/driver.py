@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,11 @@ class CudaError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loaded function and the dynamic shared memory it asks for, in bytes."""
+    """A loaded function (its CUfunction), the dynamic shared memory it asks for, in bytes, and its device."""
 
-    function: ctypes.c_void_p
+    function: int
     shared_bytes: int
+    device: int
 
 
 @functools.cache
@@ -56,7 +58,10 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    lib, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p
+    lib.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer]
+    lib.cuLaunchKernelEx.argtypes = [pointer] * 4
+    return lib
 
 
 def compiler_obstacle() -> str | None:
@@ -151,7 +156,7 @@ def load(source: str, entry: str, defines: tuple[tuple[str, object], ...], devic
                                                                   f"{entry}_shared_bytes".encode()))
         _check("cuMemcpyDtoH", _driver().cuMemcpyDtoH_v2(ctypes.byref(value), address, ctypes.c_size_t(4)))
         _check("cuFuncSetAttribute", _driver().cuFuncSetAttribute(function, 8, value.value))
-        return Kernel(function, value.value)
+        return Kernel(function.value, value.value, device)
 
 
 class TensorMap(ctypes.Structure):
@@ -210,21 +215,28 @@ class _Config(ctypes.Structure):
                 ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)]
 
 
-_OVERLAPPING = 6            # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_OVERLAPPING = _Attribute(6, 0, (ctypes.c_int * 16)(1))     # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
-def launch(kernel: Kernel, blocks: int, threads: int, arguments: Sequence[object], overlapping: bool = False) -> None:
-    """Launch on torch's current stream. arguments: ctypes values, TensorMaps, or tensors (their address is passed).
+def launch(
+    kernel: Kernel, blocks: int, threads: int, arguments: Sequence[torch.Tensor | TensorMap | int],
+    overlapping: bool = False,
+) -> None:
+    """Launch on torch's current stream. arguments: tensors (their address is passed), TensorMaps, or integers of 4 or 8
+    bytes, as the kernel declares them.
 
     overlapping: the kernel may start before the one in front of it has ended; it waits for it itself.
     """
-    values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values))
-    stream = torch.cuda.current_stream().cuda_stream
+    # An integer or an address lies in 8 bytes, the lowest first: who reads 4 of them finds what was meant.
+    values = array("q", [a if isinstance(a, int) else 0 if isinstance(a, TensorMap) else a.data_ptr()
+                         for a in arguments])
+    begin = values.buffer_info()[0]
+    pointers = array("q", [ctypes.addressof(a) if isinstance(a, TensorMap) else begin + 8 * n
+                           for n, a in enumerate(arguments)])
+    at, stream = pointers.buffer_info()[0], torch._C._cuda_getCurrentRawStream(kernel.device)
     if not overlapping:
         _check("cuLaunchKernel", _driver().cuLaunchKernel(
-            kernel.function, blocks, 1, 1, threads, 1, 1, kernel.shared_bytes, ctypes.c_void_p(stream), pointers, None))
+            kernel.function, blocks, 1, 1, threads, 1, 1, kernel.shared_bytes, stream, at, None))
         return
-    attribute = _Attribute(_OVERLAPPING, 0, (ctypes.c_int * 16)(1))
-    config = _Config((blocks, 1, 1), (threads, 1, 1), kernel.shared_bytes, stream, ctypes.pointer(attribute), 1)
-    _check("cuLaunchKernelEx", _driver().cuLaunchKernelEx(ctypes.byref(config), kernel.function, pointers, None))
+    config = _Config((blocks, 1, 1), (threads, 1, 1), kernel.shared_bytes, stream, ctypes.pointer(_OVERLAPPING), 1)
+    _check("cuLaunchKernelEx", _driver().cuLaunchKernelEx(ctypes.byref(config), kernel.function, at, None))

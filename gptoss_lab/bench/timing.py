@@ -5,6 +5,7 @@ compared only if they ran in turn, within the same second.
 """
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -40,7 +41,8 @@ def each_case(
 def interleaved(
     runs: Mapping[str, Callable[[], object]], repetitions: int, warm_seconds: float = 0.15
 ) -> dict[str, list[float]]:
-    """Seconds of each of `runs`, `repetitions` readings apiece, taken in turn.
+    """Seconds of each of `runs`, `repetitions` readings apiece, taken in rounds, every round in another order: the clocks
+    that a run finds depend on the one before it, and the first of a round waits longest for the host.
 
     Each reading is one call between two CUDA events, after a write of 256 MB that empties the 60 MB L2 and keeps the
     GPU busy while Python prepares the call. Before the first reading all of them run in turn for `warm_seconds`, since
@@ -54,8 +56,10 @@ def interleaved(
             run()
         torch.cuda.synchronize()
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
+    order, turns = list(runs.items()), random.Random(0)
     for _ in range(repetitions):
-        for name, run in runs.items():
+        turns.shuffle(order)
+        for name, run in order:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             flush.zero_()
             start.record()

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from gptoss_lab.config import ModelConfig, preset
-from gptoss_lab.cost.columns import COLUMNS, EXPERTS, FACTORS, LEAST, PROJECTIONS, columns
+from gptoss_lab.cost.columns import COLUMNS, EXPERTS, FACTORS, LATENCIES, LEAST, PROJECTIONS, columns
 from gptoss_lab.cost.equations import (
     ENGINE,
     KERNEL_WEIGHT,
@@ -187,7 +187,8 @@ def published_system(rows: Iterable[PublishedRow] | None = None) -> PerformanceM
 
 
 def kernels_alone(rows: Iterable[Mapping[str, Any]]) -> PerformanceModel:
-    """The sum of kernels that were timed alone: recorded rows, and figures whose readings were not kept.
+    """The sum of kernels that were timed alone: recorded rows, and figures whose readings were not kept, of other
+    engines' kernels, for what no row says.
 
     What an engine adds between kernels is not in it (no time per layer or pass, no start that nobody timed), and
     collectives on four or eight GPUs are extrapolated from two. Whole passes of the engine are not used; the held-out
@@ -196,8 +197,10 @@ def kernels_alone(rows: Iterable[Mapping[str, Any]]) -> PerformanceModel:
     rows = list(rows)
     passes = {}
     for phase in PHASES:
-        lines = [*kernel_equations(rows, phase, weight=1.0), *ceiling_equations(rows, phase),
-                 *_figures(_FIGURES[phase], 1.0)]
+        recorded = kernel_equations(rows, phase, weight=1.0)
+        known = _touched(recorded) - set(LATENCIES)
+        lines = [*recorded, *ceiling_equations(rows, phase),
+                 *(line for line in _figures(_FIGURES[phase], 1.0) if known.isdisjoint(_touched([line])))]
         touched = _touched(lines)
         names = [name for name in COLUMNS if name in FACTORS or name in touched]
         whole = [line for row in engine_rows(rows, phase) if (line := pass_equation(row)).held_out]

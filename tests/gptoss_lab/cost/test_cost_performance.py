@@ -157,10 +157,10 @@ def test_kernels_add_up_to_the_sums_that_were_noted(config, sums):
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_figure_is_explained(phase):
-    """One factor and one latency per kind: within 20 % for every kernel, 6 % for half of them."""
+    """One factor and one latency per kind: within 25 % for every kernel, 6 % for half of them."""
     model = KERNELS.of(phase)
     errors = sorted(abs(model.fit.seconds(line.amounts) / line.seconds - 1) for line in model.equations)
-    assert errors[-1] < 0.35 and errors[len(errors) // 2] < 0.06
+    assert errors[-1] < 0.25 and errors[len(errors) // 2] < 0.06
 
 
 def test_kernels_lie_between_the_bound_and_a_whole_engine():

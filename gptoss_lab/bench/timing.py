@@ -41,8 +41,9 @@ def each_case(
 def interleaved(
     runs: Mapping[str, Callable[[], object]], repetitions: int, warm_seconds: float = 0.15
 ) -> dict[str, list[float]]:
-    """Seconds of each of `runs`, `repetitions` readings apiece, taken in rounds, every round in another order: the clocks
-    that a run finds depend on the one before it, and the first of a round waits longest for the host.
+    """Seconds of each of `runs`, `repetitions` readings apiece, taken in rounds, every round in another order.
+
+    The clocks that a run finds depend on the one before it, and the first of a round waits longest for the host.
 
     Each reading is one call between two CUDA events, after a write of 256 MB that empties the 60 MB L2 and keeps the
     GPU busy while Python prepares the call. Before the first reading all of them run in turn for `warm_seconds`, since

@@ -105,7 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     kind.add_argument("--smoke", action="store_true", help="a tiny model and few steps: does every step work?")
     kind.add_argument("--rehearse", action="store_true", help="the real sizes, few steps: does it work, and how fast?")
     given = parser.parse_args(arguments)
-    command = shlex.join(["python", "-m", "gptoss_lab.train.run", *(sys.argv[1:] if arguments is None else arguments)])
+    words = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "gptoss_lab.train.run", *(Path(w).name if w.startswith("/") else w
+                                                                    for w in words)])
     chosen = {k: v for k in ("tokens", "workers", "evaluation") if (v := getattr(given, k)) is not None}
     settings = replace(SMOKE if given.smoke else REHEARSAL if given.rehearse else Settings(), **chosen)
     run = prepare(

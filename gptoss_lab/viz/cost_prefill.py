@@ -56,7 +56,7 @@ def figure(compared: Sequence[Compared]) -> go.Figure:
              for _, end in _DOMAINS for title, offset in _NUMBERS]
     fig.update_layout(annotations=[*fig.layout.annotations, *numbers, *heads])
     return style.finish(fig, headline(compared), "published",
-                        "the post's latencies; bound and ours as marked in the legend; batch 1, FP8",
+                        f"the post's latencies; bound and ours as marked in the legend; batch 1, FP8{_error(compared)}",
                         height=620, width=1180, margin={"t": 110, "b": 90, "r": 20}, legend={"y": -0.12})
 
 
@@ -119,6 +119,13 @@ def _numbers(own: Sequence[Compared], column: int) -> list[dict[str, Any]]:
 def _ours_is(own: Sequence[Compared]) -> str:
     kinds = list(dict.fromkeys(c.ours.name for c in own))
     return ", ".join("measured: full marks" if k == "measured" else f"modelled: {k}" for k in kinds)
+
+
+def _error(compared: Sequence[Compared]) -> str:
+    """How far off the model of the hollow marks was where it was checked, or nothing."""
+    sources = {c.ours.source for c in compared if c.ours.name != "measured" and c.ours.seconds is not None}
+    return "".join(f"<br>hollow marks: {source.split('; ')[-1]}" if "held-out" in source else "" for source in
+                   sorted(sources))
 
 
 def _name(c: Compared) -> str:

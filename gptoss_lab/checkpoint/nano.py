@@ -1,4 +1,7 @@
-"""Where the nano checkpoint is: the trained one of `data/nano` if there is one, else a random one made once, cached."""
+"""Where the nano checkpoint is: the trained one of `data/nano` if there is one, else a random one made once, cached.
+
+Beside the trained one lie what drafts for it: a smaller model (`ensure_nano_draft`) and prediction heads.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -22,6 +25,14 @@ def trained_nano() -> Path | None:
     return file if file.is_file() else None
 
 
+def trained_beside(name: str) -> Path | None:
+    """A file that was trained for the trained nano and lies beside it, "draft.safetensors" or "mtp.safetensors", or
+    None."""
+    trained = trained_nano()
+    file = None if trained is None else trained.with_name(name)
+    return file if file is not None and file.is_file() else None
+
+
 def ensure_nano(seed: int = 0) -> Path:
     """The folder of a nano checkpoint in the released form (about 190 MB, the full vocabulary), made at first use.
 
@@ -30,13 +41,24 @@ def ensure_nano(seed: int = 0) -> Path:
     """
     trained = trained_nano()
     if trained is not None:
-        digest = hashlib.sha256(trained.read_bytes()).hexdigest()[:12]
-        return _made_once(cache_folder() / f"nano-trained-{digest}", lambda path: expand(trained, path))
+        return _expanded(trained, "nano-trained")
     config = preset("nano")
     digest = hashlib.sha256(json.dumps([_FORM, config.to_hf_dict()], sort_keys=True).encode()).hexdigest()[:8]
     return _made_once(
         cache_folder() / f"nano-seed{seed}-{digest}", lambda path: synth(config, path, seed=seed)
     )
+
+
+def ensure_nano_draft() -> Path | None:
+    """The folder of the draft model trained for nano (about 110 MB), expanded at first use; None if there is none."""
+    compact = trained_beside("draft.safetensors")
+    return None if compact is None else _expanded(compact, "nano-draft")
+
+
+def _expanded(compact: Path, name: str) -> Path:
+    """A compact file's folder in the cache; its name holds a digest of the file."""
+    digest = hashlib.sha256(compact.read_bytes()).hexdigest()[:12]
+    return _made_once(cache_folder() / f"{name}-{digest}", lambda path: expand(compact, path))
 
 
 def _made_once(path: Path, make: Callable[[Path], object]) -> Path:

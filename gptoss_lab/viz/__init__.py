@@ -27,6 +27,8 @@ from: live (computed here, now), recorded (a file of data/measured), published (
     speculation_* drafts: rounds foretold, the rule enumerated, the ring, bytes and gain, shared experts, heads
     disaggregation_*  split pools: pages to scale, what hides, two processes, a form for each side, pools or one
     interpreter   Triton kernels on the CPU, in a process of their own
+    engine_*      the engine: memory, schedule, captured steps; who drafts, what stands and what it gains
+    reading       chats for passes that are looked into
     chat          a conversation with tools that run, and a line to type into
     recorded      result rows as a table that names its machine
     table         rows of words and numbers, shown whole

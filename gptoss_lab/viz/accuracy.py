@@ -16,8 +16,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from gptoss_lab.train.study.names import BASELINE, EXACT, EXPERTS, FAR, KL, LOSS, SAME
-from gptoss_lab.train.study.verdicts import verdicts
+from gptoss_lab.train.study.names import BASELINE, CONTROL, EXACT, EXPERTS, FAR, KL, LOSS, SAME
+from gptoss_lab.train.study.verdicts import effects, verdicts
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
 
@@ -94,11 +94,25 @@ def accuracy_table(rows: Iterable[Row], origin: str = "recorded") -> Table:
     return table(lines or [[NONE_YET, *[""] * (len(COLUMNS) - 1)]], COLUMNS)
 
 
-def verdict_table(rows: Iterable[Row], origin: str = "recorded") -> Table:
-    """The post's claims: whether each shows in these rows, and the numbers."""
+def only(rows: Iterable[Row], *variants: str) -> list[Row]:
+    """The rows of these variants, and of the two that they are judged by: the baseline, and itself in other batches."""
+    return [row for row in rows if row["suite"] == "accuracy" and row["backend"] in (BASELINE, CONTROL, *variants)]
+
+
+def effects_table(rows: Iterable[Row], *variants: str, origin: str = "recorded") -> Table:
+    """What each of these variants changes, by the rule of the study, and the numbers; `NONE_YET` for one without."""
+    found = effects(rows)
+    lines = [[name, found[name].changes, found[name].words, origin] if name in found else [name, NONE_YET, "", ""]
+             for name in variants]
+    return table(lines, ["variant", "changes", "how", "origin"])
+
+
+def verdict_table(rows: Iterable[Row], *variants: str, origin: str = "recorded") -> Table:
+    """The post's claims: whether each shows in these rows, and the numbers. variants: only what these test."""
     words = {True: "yes", False: "no", None: "open"}
     return table([[v.claim.says, words[v.shows], v.sentence.removeprefix(f"{v.claim.says}: "), origin]
-                  for v in verdicts(rows)], ["claim", "shows", "how", "origin"])
+                  for v in verdicts(rows) if not variants or v.claim.variant in variants],
+                 ["claim", "shows", "how", "origin"])
 
 
 def source(rows: Iterable[Row]) -> str:

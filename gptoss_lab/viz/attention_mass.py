@@ -57,6 +57,6 @@ def position_figure(
         fig.add_annotation(x=math.log10(window), y=1, yref="paper", text=f" token {window}", xanchor="left",
                            showarrow=False, font={"color": style.MUTED})
     fig.update_xaxes(title_text="tokens so far", type="log", dtick=1)
-    fig.update_yaxes(title_text="share of the sink, %", type="log", dtick=1, exponentformat="none")
+    fig.update_yaxes(title_text="share of the sink, %", type="log", tickvals=[1, 2, 5, 10, 20, 50, 100])
     ends = ", ".join(f"{y[-1]:.1f} % in {name}" for name, y in means.items())
     return style.finish(fig, f"At token {mass.shape[1]} the sinks hold {ends}", origin, what)

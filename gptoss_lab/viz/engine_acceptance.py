@@ -1,25 +1,21 @@
 """How many proposals of a draft stand, and what that is worth: counts of real runs beside 1 + a + ... + a^k.
 
-A draft model for the lesson is made by spoiling the model itself: its layers' weights are moved by a share of their own
-size. No noise is a draft that is always right, much noise one that guesses.
+Who drafts and for which questions is in engine_drafts.py, what it gains in engine_speedup.py. A draft can also be made
+by spoiling the model itself (`spoiled`): no noise is a draft that is always right, much noise one that guesses. Answers
+end at the model's own stop ids: what it would write beyond is no text that it was made for.
 """
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import plotly.graph_objects as go
-import torch
 
 from gptoss_lab.bench.speculation_drafts import spoiled as spoiled
-from gptoss_lab.checkpoint.compact import read_compact
-from gptoss_lab.checkpoint.nano import trained_nano
-from gptoss_lab.cost.speculation import StepSeconds, tokens_per_round
+from gptoss_lab.cost.speculation import tokens_per_round
 from gptoss_lab.engine import Engine, SamplingParams
 from gptoss_lab.engine.decoders import Decoder
 from gptoss_lab.engine.decoders.acceptance import Acceptance
-from gptoss_lab.engine.decoders.mtp import Head, MtpDecoder, load_heads
+from gptoss_lab.engine.decoders.mtp import Head, MtpDecoder
 from gptoss_lab.engine.decoders.plain import PlainDecoder
 from gptoss_lab.engine.decoders.speculative import SpeculativeDecoder
 from gptoss_lab.model import Transformer
@@ -27,25 +23,9 @@ from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
 
 
-def heads(model: Transformer, count: int = 2) -> tuple[list[Head], str]:
-    """Heads for a model and what they are: those trained for the nano checkpoint, where this checkout has them and the
-    model is that checkpoint, else random ones."""
-    trained = trained_nano()
-    file = None if trained is None else trained.with_name("mtp.safetensors")
-    if file is not None and file.is_file() and _is_of(trained, model):
-        return load_heads(file, model), "trained for the nano checkpoint"
-    g, h = torch.Generator().manual_seed(0), model.config.hidden_size
-    shapes = ((h, 2 * h, (2 * h) ** -0.5), (h, h, h**-0.5))
-    drawn = [[std * torch.randn(rows, columns, generator=g) for rows, columns, std in shapes] for _ in range(count)]
-    return [Head(*(w.to(model.device, model.dtype) for w in (*pair, torch.ones(h)))) for pair in drawn], "random"
-
-
-def _is_of(compact: Path, model: Transformer) -> bool:
-    """Whether a model has the config and the final norm of a compact file: heads read the states behind that norm, and
-    a name or a shape is also that of a nano with other weights."""
-    config, _, tensors = read_compact(compact)
-    norm = tensors["model.norm.weight"]
-    return model.config == config and torch.equal(model.norm.weight.detach().to("cpu", norm.dtype), norm)
+def plain(model: Transformer, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[tuple[int, ...]]:
+    """Greedy decoding without drafts: the tokens of every prompt."""
+    return _greedy(model, PlainDecoder(model), prompts, new_tokens)
 
 
 def measure_heads(
@@ -67,37 +47,8 @@ def measure(
 def _greedy(
     model: Transformer, decoder: Decoder, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> list[tuple[int, ...]]:
-    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, stop_ids=())
+    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens)
     return [done.tokens for done in Engine(model, decoder).complete(prompts, sampling)]
-
-
-def timed(
-    model: Transformer, draft: Transformer, prompt: Sequence[int], draft_tokens: int, new_tokens: int
-) -> tuple[StepSeconds, float]:
-    """(step times, measured speed-up) of greedy decoding for one prompt: the least of five passes for each step, and
-    the seconds of plain decoding over those with the draft, in one run each."""
-    target, drafted = _seconds(model, prompt, 1), _seconds(draft, prompt, 1)
-    steps = StepSeconds(target, drafted, _seconds(model, prompt, draft_tokens + 1))
-    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, stop_ids=())
-    spent = []
-    for decoder in (PlainDecoder(model), SpeculativeDecoder(model, draft, draft_tokens)):
-        began = time.perf_counter()
-        Engine(model, decoder).complete([prompt], sampling)
-        spent.append(time.perf_counter() - began)
-    return steps, spent[0] / spent[1]
-
-
-@torch.inference_mode()
-def _seconds(model: Transformer, prompt: Sequence[int], tokens: int) -> float:
-    """Seconds of one pass over so many tokens after the prompt, with logits for each: the least of five."""
-    cache, spent = model.new_cache(draft=tokens), []
-    model(torch.tensor(prompt, device=model.device), caches=[cache], logits="none")
-    for _ in range(5):
-        began = time.perf_counter()
-        model(torch.tensor(prompt[:1] * tokens, device=model.device), caches=[cache], logits="all").argmax(-1).tolist()
-        spent.append(time.perf_counter() - began)
-        cache.truncate(len(prompt))
-    return min(spent)
 
 
 def counts_table(counts: Mapping[str, Acceptance]) -> Table:
@@ -107,8 +58,8 @@ def counts_table(counts: Mapping[str, Acceptance]) -> Table:
          f"{tokens_per_round(c.acceptance, len(c.tested)):.2f}"]
         for name, c in counts.items()
     ]
-    return table(rows, ["draft", "rounds", "proposed", "accepted", "of proposed", "of tested", "tokens a round",
-                        "1 + a + ... + a^k"])
+    return table(rows, ["who drafts, and for what", "rounds", "proposed", "accepted", "of proposed", "of tested",
+                        "tokens a round", "1 + a + ... + a^k"])
 
 
 def places_figure(counts: Mapping[str, Acceptance], what: str) -> go.Figure:

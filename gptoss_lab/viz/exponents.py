@@ -6,6 +6,10 @@ d = 14 every code is one; from 15 on some codes fall between two e4m3 numbers, a
 """
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import plotly.graph_objects as go
 import torch
 from plotly.subplots import make_subplots
@@ -46,6 +50,15 @@ def spreads(scales: torch.Tensor, block: int = 128) -> torch.Tensor:
     top = torch.nn.functional.max_pool2d(high, (block, across))
     bottom = -torch.nn.functional.max_pool2d(-low, (block, across))
     return (top - bottom).to(torch.int32).reshape(*scales.shape[:-2], *top.shape[-2:])
+
+
+def spread_counts(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Spread -> blocks with it, over the rows of a conversion's manifest, in ascending order."""
+    found: Counter[int] = Counter()
+    for row in rows:
+        for spread, count in (row.get("statistics") or {}).get("spreads", {}).items():
+            found[int(spread)] += count
+    return dict(sorted(found.items()))
 
 
 def code_errors(distances: range = range(21)) -> torch.Tensor:

@@ -6,7 +6,7 @@ rest of a bf16 model? The first is asked with everything else in fp32, one round
 what a router returns). The second loads the model in bf16 with `router_dtype` fp32 and bf16, and once more with the
 experts replayed from the exact run, which separates the choice of experts from everything else.
 
-What is lost: one prompt, one checkpoint. With random weights nothing here says how answers change.
+What is lost: one prompt, one checkpoint. Nothing here says how answers change; the accuracy study does (accuracy.py).
 """
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What every notebook does first and last: which checkpoint, which device, and giving the memory back.
 
-With GPTOSS_LAB_CHECKPOINT set to a folder the notebooks run on those weights; otherwise on the nano checkpoint, a small
-model in the released format that is made on the spot. Nothing is downloaded either way.
+With GPTOSS_LAB_CHECKPOINT set to a folder the notebooks run on those weights; otherwise on the nano checkpoint, a very
+small model in the released format: the trained one of `data/nano`, or, in a checkout without that file, random weights
+made on the spot. Nothing is downloaded either way.
 """
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def chosen_checkpoint() -> Path:
 
 
 def has_random_weights() -> bool:
-    """Whether the chosen checkpoint is the random one made on the spot, which answers with nonsense."""
+    """Whether the chosen checkpoint is the random one made where no trained one is, which answers with nonsense."""
     return not os.environ.get(SETTING) and trained_nano() is None
 
 
@@ -52,7 +53,7 @@ def writer(sampling: SamplingParams) -> Callable[[list[int]], list[int]]:
 
 def describe(checkpoint: Checkpoint) -> str:
     """One line: which model, in which layout, how much of it, and whether its weights mean anything. No local path."""
-    kind = f"the weights of {SETTING}" if os.environ.get(SETTING) else "trained weights"
+    kind = f"the weights of {SETTING}" if os.environ.get(SETTING) else "weights trained by this project"
     kind = "random weights" if has_random_weights() else kind
     return (f"{checkpoint.config.name}, {checkpoint.layout} layout, {len(checkpoint.specs)} tensors, "
             f"{checkpoint.nbytes:,} bytes, {kind}")

@@ -4,8 +4,7 @@ A prediction is worth something only if it was made elsewhere. So a, the chance 
 rounds of one proposal, and then has to foretell rounds of 2, 4 and 8. Rounds that propose fewer because their answer
 ends are left out. Intervals are of 95 %: Wilson's for the share, the normal one for the mean of a round.
 
-What is lost: rounds of one sequence are not quite independent of each other, so the intervals are a little too narrow;
-and a draft made by spoiling the model errs like no real draft does.
+What is lost: rounds of one sequence are not quite independent of each other, so the intervals are a little too narrow.
 """
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def run(
     """Greedy decoding with a draft, all prompts in one batch: every round, and the tokens of every prompt."""
     decoder = SpeculativeDecoder(model, draft, draft_tokens)
     decoder.acceptance = rounds = Rounds()
-    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, stop_ids=())
+    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens)
     return rounds, [done.tokens for done in Engine(model, decoder).complete(prompts, sampling)]
 
 

@@ -208,3 +208,13 @@ def test_nano_prefers_the_trained_one(tiny_nano, monkeypatch, tmp_path):
     assert nano.ensure_nano() == first and made == [file] and open_checkpoint(first).config == SMALL
     file.write_bytes(b"two")
     assert nano.ensure_nano() != first and len(made) == 2
+
+
+def test_what_drafts_for_nano_lies_beside_it(tiny_nano, monkeypatch, tmp_path):
+    assert nano.ensure_nano_draft() is None and nano.trained_beside("mtp.safetensors") is None
+    monkeypatch.setattr(nano, "trained_nano", lambda: tmp_path / "nano.safetensors")
+    monkeypatch.setattr(nano, "expand", lambda source, target: synth(SMALL, target))
+    assert nano.ensure_nano_draft() is None
+    (tmp_path / "draft.safetensors").write_bytes(b"draft")
+    folder = nano.ensure_nano_draft()
+    assert open_checkpoint(folder).config == SMALL and nano.ensure_nano_draft() == folder

@@ -3,7 +3,7 @@ import pytest
 
 from gptoss_lab.results import make_row
 from gptoss_lab.train.evaluate import share
-from gptoss_lab.train.study.names import BASELINE, EXACT, EXPERTS, FAR, KL, LOSS, SAME
+from gptoss_lab.train.study.names import BASELINE, CONTROL, EXACT, EXPERTS, FAR, KL, LOSS, SAME
 from gptoss_lab.train.study.numbers import mcnemar, paired_difference
 from gptoss_lab.viz import accuracy
 
@@ -103,3 +103,19 @@ def test_failed_rows_are_no_dots(rows):
 def test_an_unknown_measure_is_refused(rows):
     with pytest.raises(ValueError, match="no measure is called 'speed'; there are exact match"):
         accuracy.dots_figure(rows, "speed")
+
+
+def test_only_some_variants_keep_what_they_are_judged_by(rows):
+    kept = accuracy.only([*rows, *rows_of(CONTROL, 970, kl=0.0)], "KV in FP8")
+    assert {row["backend"] for row in kept} == {BASELINE, CONTROL, "KV in FP8"}
+
+
+def test_effects_say_what_changes_and_what_is_not_recorded(rows):
+    shown = accuracy.effects_table(rows, "FP8 exact", "sinks ignored", "YaRN rounded").frame
+    assert shown["changes"].tolist() == ["nothing", "the answers", accuracy.NONE_YET]
+    assert "KL 0.5 nats" in shown["how"][1]
+
+
+def test_verdicts_of_some_variants_alone(rows):
+    shown = accuracy.verdict_table(rows, "sinks ignored").frame
+    assert shown["claim"].tolist() == ["Every head has a sink in its softmax"] and shown["shows"].tolist() == ["yes"]

@@ -91,3 +91,14 @@ def test_the_box_grows_with_every_line(monkeypatch):
     assert len(seen) == 3
     with pytest.raises(ValueError, match="a sentence is needed"):
         chat.box(START, write, TOOLS, " ")
+
+
+@pytest.mark.parametrize(("expression", "value"), [("4711 * 815", 3839465), ("2+3", 5), ("3 - -4", 7), ("-3*4", -12)])
+def test_the_calculator(expression, value):
+    assert chat.calculate(expression) == value
+
+
+@pytest.mark.parametrize("expression", ["", "2 +", "1 / 2", "2 ** 3", "__import__('os')", "1 + 2 + 3"])
+def test_the_calculator_evaluates_nothing_else(expression):
+    with pytest.raises(ValueError, match="two whole numbers"):
+        chat.calculate(expression)

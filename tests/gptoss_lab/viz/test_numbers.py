@@ -64,6 +64,11 @@ def test_spreads_equal_a_loop_over_blocks():
                 assert found[e, i, j] == block.max() - block.min()
 
 
+def test_spreads_of_a_conversion_are_added_up_over_its_tensors():
+    found = [{"spreads": {"3": 2, "14": 1}}, None, {"spreads": {"3": 5}}]
+    assert exponents.spread_counts([{}, *({"statistics": one} for one in found)]) == {3: 7, 14: 1}
+
+
 def test_fifteen_exponents_are_exact_for_every_code_and_the_sixteenth_is_not():
     error = exponents.code_errors(range(21))
     assert error.shape == (7, 21)

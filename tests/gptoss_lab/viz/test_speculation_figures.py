@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 def test_rounds_are_kept_and_change_no_token(model):
     prompts = [[1, 2, 3], [7], [9, 4]]
     plain = [done.tokens for done in Engine(model).complete(
-        prompts, SamplingParams(temperature=0, max_new_tokens=16, stop_ids=()))]
+        prompts, SamplingParams(temperature=0, max_new_tokens=16))]
     for noise in (0.0, 0.3):
         rounds, tokens = speculation_rounds.run(model, engine_acceptance.spoiled(model, noise), prompts, 3, 16)
         assert tokens == plain

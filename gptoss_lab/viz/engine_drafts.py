@@ -15,7 +15,8 @@ from collections.abc import Iterable
 import torch
 
 from gptoss_lab.bench.speculation_drafts import spoiled
-from gptoss_lab.checkpoint.nano import ensure_nano_draft, trained_beside
+from gptoss_lab.checkpoint.compact import read_compact
+from gptoss_lab.checkpoint.nano import ensure_nano_draft, trained_beside, trained_nano
 from gptoss_lab.engine.decoders.mtp import Head, load_heads
 from gptoss_lab.harmony import render, system, user
 from gptoss_lab.model import Transformer, load_model
@@ -37,9 +38,20 @@ def prompts(questions: Iterable[str], effort: str = "high") -> list[list[int]]:
     return [render([system(effort, DATE), user(question)]) for question in questions]
 
 
+def is_trained_nano(model: Transformer) -> bool:
+    """Whether a model has the config and the final norm of the shipped nano: a name or a shape is also that of a nano
+    with other weights, and heads read the states behind that norm."""
+    compact = trained_nano()
+    if compact is None or model.config.name != "nano":
+        return False
+    config, _, tensors = read_compact(compact)
+    norm = tensors["model.norm.weight"]
+    return model.config == config and torch.equal(model.norm.weight.detach().to("cpu", norm.dtype), norm)
+
+
 def draft_for(model: Transformer) -> tuple[Transformer, str]:
     """A draft for a model, and what it is: nano's own, or a spoiled copy."""
-    folder = ensure_nano_draft() if model.config.name == "nano" else None
+    folder = ensure_nano_draft() if is_trained_nano(model) else None
     if folder is None:
         return spoiled(model, NOISE), f"a copy with noise {NOISE:g}"
     return load_model(folder, model.device, model.dtype), "trained for the nano checkpoint"
@@ -47,7 +59,7 @@ def draft_for(model: Transformer) -> tuple[Transformer, str]:
 
 def heads_for(model: Transformer, count: int = 2) -> tuple[list[Head], str]:
     """Heads for a model, and what they are: those trained for the nano checkpoint, or `count` random ones."""
-    file = trained_beside("mtp.safetensors") if model.config.name == "nano" else None
+    file = trained_beside("mtp.safetensors") if is_trained_nano(model) else None
     if file is not None:
         return load_heads(file, model), "trained for the nano checkpoint"
     g, h = torch.Generator().manual_seed(0), model.config.hidden_size

@@ -23,8 +23,9 @@ import torch
 from gptoss_kernels.attention.layer import LayerKind
 from gptoss_kernels.attention.triton_backend import DECODE_PROGRAMS, decode_config, prefill_config
 from gptoss_kernels.moe.layout import max_tiles
-from gptoss_kernels.moe.routing import FEW_TOKENS, ONE_PROGRAM
-from gptoss_kernels.projection.few import MOST_TOKENS, few_config
+from gptoss_kernels.moe.routing import FEW_TOKENS, ONE_PROGRAM, logits_config
+from gptoss_kernels.projection.few import MOST_TOKENS
+from gptoss_kernels.projection.few_cuda import ROWS
 from gptoss_kernels.rope.cache import rope_config
 from gptoss_lab.bench.trace import Kernel
 from gptoss_lab.config import ModelConfig
@@ -151,8 +152,6 @@ def decode(config: ModelConfig, context: int, batch: int) -> list[Launch]:
         *_decode_attention(config, context, b, parts, full),
         _few("output, residual included", "out", layers, b, h, q, parts["output_projection"], 4),
         *_decode_routing(config, b, parts["router"]),
-        Launch("norm and quantise", "_norm_quantise_kernel", layers, (b,), 128, "fp32", 7.0 * b * h, b * (2 * h + wide),
-               (("moe", f"quantise/{where}/uniform", "triton"),)),
         _decode_product("gate/up product", layers, parts["experts_gate_up"], rows, wide,
                         _scaled(config.intermediate_size),
                         (("moe", f"gemm1 with swiglu/{where}/uniform", "cuda, fp8 weights"),)),
@@ -192,10 +191,10 @@ def _decode_product(
 
 
 def _few(what: str, name: str, layers: int, b: int, n: int, k: int, part: Part, per_result: int) -> Launch:
-    """A projection of a few tokens: bf16 products of widened e4m3 weights. per_result: bytes moved per result."""
-    config = few_config(b, n, True)
-    return Launch(what, "few_linear_kernel", layers, (-(-n // config["BLOCK_N"]),), 32 * config["num_warps"], "bf16",
-                  part.flop / layers, part.weight_bytes / layers + b * (2 * k + per_result * n),
+    """A projection of a few tokens: bf16 products of widened e4m3 weights, 16 rows of them in eight warps. per_result:
+    bytes moved per result."""
+    return Launch(what, "few_linear", layers, (n // ROWS,), 256, "bf16", part.flop / layers,
+                  part.weight_bytes / layers + b * (2 * k + per_result * n),
                   (("profile", f"{name} projection/T{b}", "few, e4m3"),))
 
 
@@ -266,13 +265,15 @@ def _decode_routing(config: ModelConfig, b: int, router: Part) -> list[Launch]:
     layers, e, rows = config.num_layers, config.num_experts, b * config.experts_per_token
     amount = router.weight_bytes / layers + 2 * b * config.hidden_size
     tables = 4.0 * (2 * max_tiles(b, config.experts_per_token, e, 16) * 17 + 3 * rows)
+    chosen = logits_config(b, config.hidden_size)
+    grid = (-(-b // chosen["BLOCK_T"]), -(-e // chosen["BLOCK_E"]) + 1)         # one more quantises the rows
+    logits = Launch("router logits and quantised rows", "_logits_kernel", layers, grid, 32 * chosen["num_warps"],
+                    "fp32", router.flop / layers, amount + 4 * b * e + b * _scaled(config.hidden_size))
     if b <= ONE_PROGRAM:
-        return [Launch("router logits", "_logits_kernel", layers, (b, -(-e // 8)), 256, "fp32", router.flop / layers,
-                       amount + 4 * b * e),
-                Launch("choose and place", "_choose_and_place_kernel", layers, (1,), 32 if b <= 2 else 128, "fp32",
-                       0.0, 4.0 * b * e + tables)]
-    return [Launch("choose experts", "_choose_one_kernel", layers, (b,), 256, "fp32", router.flop / layers,
-                   amount + 8.0 * rows + 4.0 * b * power_of_two(e)),
+        return [logits, Launch("choose and place", "_choose_and_place_kernel", layers, (1,), 32 if b <= 2 else 128,
+                               "fp32", 0.0, 4.0 * b * e + tables)]
+    return [logits, Launch("choose experts", "_choose_one_kernel", layers, (b,), 32, "fp32", 0.0,
+                           4.0 * b * e + 8.0 * rows + 4.0 * b * power_of_two(e)),
             Launch("place rows", "_place_kernel", layers, (b,), 128, "fp32", 0.0, 4.0 * b * power_of_two(e) + tables)]
 
 

@@ -20,7 +20,7 @@ REASONS = {
     "attention, full": "with heads of 64 an exponential costs as much as its two products",
     "attention, window": "tiles of 8 queries fetch some 140 keys each, from L2; exponentials as before",
     "decode_kernel": "one wave of at most 528 programs; a short sequence is over before the memory is at speed",
-    "_choose_one_kernel": "one program a token, each of which reads the whole router, from L2",
+    "_choose_one_kernel": "one program of one warp a token, and its own launch",
     "decode_gemm": "items of 128 or 256 weight rows dealt to 132 SMs; one token makes 92 of them",
     "norm and quantise, before QKV": "three lanes of ten hold no column",
     "norm and quantise, placed": "four rows written for one read; three lanes of ten hold no column",
@@ -35,11 +35,10 @@ REASONS = {
     "rope to pages, sliding": "a launch of few bytes",
     "lengths and page tables to the plans": "launches of few bytes",
     "merge the splits": "a launch, about as long as its work",
-    "QKV, norm included": "160 programs on 132 SMs: some own twice as much of the weight as others",
-    "output, residual included": "180 programs on 132 SMs: some own twice as much of the weight as others",
-    "router logits": "a launch of few bytes",
+    "QKV, norm included": "320 CTAs on 132 SMs: some own a third more of the weight than others; then the tokens",
+    "output, residual included": "180 CTAs on 132 SMs: some own twice as much of the weight as others",
+    "router logits and quantised rows": "a launch of few bytes",
     "choose and place": "one program on one SM, in the way of all others",
-    "norm and quantise": "a launch of few bytes",
     "head": "all of the vocabulary is read for one row of each sequence",
 }
 

@@ -80,3 +80,15 @@ def test_the_table_predicts_from_what_it_shows():
     gain = engine_speedup.Gain(4, StepSeconds(0.02, 0.005, 0.03), counts, 1.5)
     row = engine_speedup.gains_table({"a draft": gain}).frame.iloc[0].tolist()
     assert row == ["a draft", "4", "0.90", "4.00", "20.0", "5.0", "30.0", f"{4.0951 * 0.02 / 0.05:.2f}", "1.50", "live"]
+
+
+@needs_training
+def test_another_nano_gets_neither_draft_nor_heads():
+    """Its name and shape are not enough: one final norm that differs in a number is another model's."""
+    for dtype in (torch.bfloat16, torch.float32):
+        other = load_model(ensure_nano(), dtype=dtype)
+        assert engine_drafts.is_trained_nano(other)
+    with torch.no_grad():
+        other.norm.weight[0] += 1
+    assert engine_drafts.draft_for(other)[1] == "a copy with noise 0.05"
+    assert engine_drafts.heads_for(other)[1] == "random"

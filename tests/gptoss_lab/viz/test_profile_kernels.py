@@ -166,7 +166,7 @@ def test_launches_are_as_many_as_the_forward_makes(counted):
     later = Counter()
     for launch in profile_kernels.decode(config, 8192, 1):
         later[launch.kernel] += launch.times
-    assert later["few_linear_kernel"] == step["_few"] and later["decode_kernel"] == n
+    assert later["few_linear"] == step["_few"] and later["decode_kernel"] == n
     assert later["merge_kernel"] == n // 2 and later["decode_gemm"] == 2 * n
 
 

@@ -57,10 +57,12 @@ def test_grids_by_hand():
     assert first["attention, window"].grid == (8192 // 8, 8) and first["attention, full"].grid == (132,)
     assert first["choose experts"].grid == (128,) and first["gate/up product"].threads == 384
     one, many = ({x.what: x for x in profile_kernels.decode(BIG, 8192, b)} for b in (1, 32))
-    assert one["QKV, norm included"].grid == (5120 // 32,) and one["output, residual included"].grid == (2880 // 16,)
+    assert one["QKV, norm included"].grid == (5120 // 16,) and one["output, residual included"].grid == (2880 // 16,)
     assert one["attention, full"].grid == (66, 8, 1) and many["attention, full"].grid == (2, 8, 32)
-    assert one["attention, window"].grid == (1, 8, 1) and one["router logits"].grid == (1, 16)
-    assert one["choose and place"].grid == (1,) and "router logits" not in many and many["choose experts"].grid == (32,)
+    logits = "router logits and quantised rows"                                 # 2 or 8 experts a program, and the row
+    assert one["attention, window"].grid == (1, 8, 1) and one[logits].grid == (1, 128 // 2 + 1)
+    assert many[logits].grid == (32, 128 // 8 + 1) and one["choose and place"].grid == (1,)
+    assert many["choose experts"].grid == (32,)
 
 
 def test_bounds_and_limits():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ import torch
 from torch.nn.functional import linear
 
 from gptoss_kernels.moe import decode_cuda, gemm_cuda
-from gptoss_kernels.projection import MOST_TOKENS, few_linear_triton, norm_residual_triton, row_plan
+from gptoss_kernels.projection import (
+    MOST_TOKENS,
+    few_linear_cuda,
+    few_linear_triton,
+    norm_residual_triton,
+    row_plan,
+)
 from gptoss_kernels.projection.linear import fp8_linear_cuda
 from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.fused import fp8_linear, norm_residual, rope_cache
@@ -140,20 +147,19 @@ def _few(
     kernel: str, rows: torch.Tensor, weights: tuple[torch.Tensor, ...], bias: torch.Tensor, gain: torch.Tensor | None,
     residual: torch.Tensor, exact: torch.Tensor, amount: float,
 ) -> list[Run]:
-    """The decode form of a projection, norm or residual included, with e4m3 and with bf16 weights."""
+    """The decode form of a projection, norm or residual included, with e4m3 and with bf16 weights: as the forward runs
+    it, with the tokens in shared memory first, and the Triton form."""
     values, scales, dense = weights
     more = {"residual": residual} if gain is None else {"norm_weight": gain}
-
-    def in_e4m3() -> torch.Tensor:
-        return few_linear_triton(rows, values, bias, scale_inv=scales, **more)
-
-    def in_bf16() -> torch.Tensor:
-        return few_linear_triton(rows, dense, bias, **more)
-
+    kernels = {"": few_linear_cuda, ", triton": few_linear_triton}
+    if rows.shape[0] <= 8:
+        kernels[", staged"] = partial(few_linear_cuda, staged=True)
     runs = []
-    for form, call, size in (("e4m3", in_e4m3, 1.0), ("bf16", in_bf16, 2.0)):
-        _check(f"{kernel}, few tokens, {form}", call(), exact + (residual if gain is None else 0), 1e-2)
-        runs.append(Run(kernel, f"few, {form}", call, amount + size * values.numel(), peer="torch bf16"))
+    for form, weight, scaled, size in (("e4m3", values, {"scale_inv": scales}, 1.0), ("bf16", dense, {}, 2.0)):
+        for name, run in kernels.items():
+            call = partial(run, rows, weight, bias, **scaled, **more)
+            _check(f"{kernel}, few tokens, {form}{name}", call(), exact + (residual if gain is None else 0), 1e-2)
+            runs.append(Run(kernel, f"few, {form}{name}", call, amount + size * values.numel(), peer="torch bf16"))
     return runs
 
 

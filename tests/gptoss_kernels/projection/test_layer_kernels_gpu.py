@@ -1,4 +1,6 @@
 """The small kernels of a layer and the dense FP8 product on a GPU, against their plain forms; padding rows routed."""
+from functools import partial
+
 import pytest
 import torch
 
@@ -81,7 +83,7 @@ def test_fp8_linear(tokens, n, k):
                     bias.expand(tokens, n)) < 5e-2
 
 
-@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("backend", ["cuda", "staged", "triton"])
 @pytest.mark.parametrize("tokens", [1, 5, 8, 9, 16, 17, 32])
 @pytest.mark.parametrize("e4m3", [True, False])
 @pytest.mark.parametrize(("n", "k", "normed"), [(5120, 2880, True), (2880, 4096, False), (1296, 2880, True),
@@ -90,8 +92,11 @@ def test_few_linear(backend, tokens, e4m3, n, k, normed):
     from gptoss_kernels import projection
     from gptoss_kernels.reference.fused import few_linear
 
-    run = {"cuda": projection.few_linear_cuda, "triton": projection.few_linear_triton}[backend]
-
+    run = projection.few_linear_triton if backend == "triton" else projection.few_linear_cuda
+    if backend == "staged":
+        if tokens > 8:
+            pytest.skip("at most 8 tokens are staged")
+        run = partial(run, staged=True)
     x, bias = torch.randn(tokens, k, device="cuda").bfloat16(), torch.randn(n, device="cuda")
     more = {"norm_weight": torch.rand(k, device="cuda") + 0.5} if normed else {
         "residual": torch.randn(tokens, n, device="cuda").bfloat16()}

@@ -13,7 +13,11 @@
 // multiply the fp32 sums of a chunk. RMSNorm costs no pass: 1 / rms of a token is one number, its squares are summed on the
 // way, and the product is scaled at the end; what is rounded to bf16 is x * gain.
 //
-// Compile-time: N, K, TOKENS (8, 16 or 32), E4M3, NORM, RESIDUAL, BIAS_BF16, EPS. N a multiple of 16, K of 64 (e4m3) or 32.
+// STAGED: the tokens and the gain come to shared memory first, all at once, and a product waits for no L2; without, every
+// chunk reads its share of them from there.
+//
+// Compile-time: N, K, TOKENS (8, 16 or 32), E4M3, NORM, RESIDUAL, BIAS_BF16, EPS, STAGED. N a multiple of 16, K of 64 (e4m3)
+// or 32.
 #include "hopper.cuh"
 
 constexpr int WARPS = 8, ROWS = 16, TILES = TOKENS / 8;
@@ -22,28 +26,14 @@ constexpr int MINE = (CHUNKS + WARPS - 1) / WARPS;                      // chunk
 constexpr int MOST = TILES > 2 ? 4 : 8;                                  // that a lane asks for at once: registers
 constexpr int BATCH = MINE < MOST ? MINE : MOST, BATCHES = (MINE + BATCH - 1) / BATCH;
 constexpr int ROW_BYTES = E4M3 ? K : 2 * K, K_BLOCKS = (K + 127) / 128;
-extern "C" __device__ const int few_linear_shared_bytes = 0;            // all of it is static
-
-// Relaxed, so that it stays in front of the wait for the previous kernel: the compiler moves an ordinary load behind that.
-DEVICE uint4 load_once(const void* at) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-    return v;
-}
-
-DEVICE void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+constexpr int PITCH = STAGED ? K + 8 : K;                               // staged: eight rows lie in all banks
+constexpr int GAIN_AT = TOKENS * PITCH * 2;                             // bytes
+extern "C" __device__ const int few_linear_shared_bytes = STAGED ? GAIN_AT + (NORM ? 4 * K : 0) : 0;     // besides sums
 
 // Two e4m3 bytes that lie in the upper halves of a word's two 16-bit places, as two bf16.
 DEVICE uint32 widen(uint32 spread) {
-    uint32 small = (spread & 0x80008000u) | (spread & 0x7F007F00u) >> 4, r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(small), "r"(0x7B807B80u));       // times 2^120
-    return r;
+    uint32 small = (spread & 0x80008000u) | (spread & 0x7F007F00u) >> 4;
+    return multiply_bf16x2(small, 0x7B807B80u);                         // times 2^120
 }
 
 struct Pieces { uint32 w[8]; };                                         // a lane's share of a chunk of one row, in bf16
@@ -93,6 +83,7 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane / 4, q = lane & 3, n0 = blockIdx.x * ROWS;
     const uint8* upper = w + (long long)(n0 + g) * ROW_BYTES + warp * 64 + q * 16;
     const uint8* lower = upper + 8 * ROW_BYTES;
+    DYNAMIC_SHARED(staged);
     float acc[TILES][4] = {}, squares[TILES] = {};
 #pragma unroll
     for (int batch = 0; batch < BATCHES; ++batch) {
@@ -106,8 +97,20 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
             }
         }
         if (batch == 0) {
+            if (STAGED && NORM)
+                for (int i = threadIdx.x; i < K / 4; i += WARPS * 32) copy_async(staged + GAIN_AT + 16 * i, gain + 4 * i);
             wait_for_previous();
             let_next_start();
+            if (STAGED) {
+                for (int i = threadIdx.x; i < tokens * (K / 8); i += WARPS * 32) {
+                    int t = i / (K / 8), piece = i % (K / 8);
+                    copy_async(staged + t * (2 * PITCH) + 16 * piece, x + (long long)t * K + 8 * piece);
+                }
+                copy_async_wait();
+                __syncthreads();
+                x = (const uint16*)staged;
+                gain = (const float*)(staged + GAIN_AT);
+            }
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
@@ -119,7 +122,7 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
 #pragma unroll
             for (int j = 0; j < TILES; ++j) {
                 int t = j * 8 + g;
-                Pieces b = token_of(x + (long long)t * K + k, gain + k, t < tokens, squares[j]);
+                Pieces b = token_of(x + (long long)t * PITCH + k, gain + k, t < tokens, squares[j]);
                 float part[4] = {};
                 float (&d)[4] = E4M3 ? part : acc[j];
 #pragma unroll

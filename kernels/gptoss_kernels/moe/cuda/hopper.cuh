@@ -1,6 +1,7 @@
 // The Hopper instructions the kernels here use, one thin function each: barriers in shared memory, the bulk tensor copy
 // engine (TMA) with multicast over a cluster, warpgroup products (wgmma) in e4m3, registers moved between warpgroups.
-// Self-contained (no CUDA headers), so that both nvcc and NVRTC compile it without an include path.
+// Products of few tokens use mma instead. Self-contained (no CUDA headers), so that both nvcc and NVRTC compile it without an
+// include path.
 #pragma once
 
 typedef unsigned char uint8;
@@ -11,6 +12,7 @@ typedef unsigned long long uint64;
 struct alignas(64) TensorMap { uint8 opaque[128]; };            // filled by cuTensorMapEncodeTiled on the host
 
 #define DEVICE __device__ __forceinline__
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8 name[]
 
 DEVICE uint32 shared_address(const void* p) { return (uint32)__cvta_generic_to_shared(p); }
 
@@ -198,6 +200,36 @@ DEVICE uint16 pack_e4m3(float low, float high) {
     uint16 r;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
     return r;
+}
+
+DEVICE uint32 multiply_bf16x2(uint32 a, uint32 b) {
+    uint32 r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+// Relaxed, so that it stays in front of the wait for the previous kernel: the compiler moves an ordinary load behind that.
+DEVICE uint4 load_once(const void* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+// 16 bytes to shared memory, on their way when this returns; the wait is for all of this thread's.
+DEVICE void copy_async(uint8* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+                 "l"((uint64)__cvta_generic_to_global(from)) : "memory");
+}
+
+DEVICE void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// d [16 x 8] += a [16 x 16] . b [16 x 8], bf16 fragments in registers.
+DEVICE void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 DEVICE float fast_tanh(float x) { float r; asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }

@@ -41,7 +41,7 @@ def _cost() -> None:
 @cost.command("estimate")
 def estimate(
     model: Model = "gpt-oss-120b", phase: Phase = "decode", tokens: Tokens = 8192, batch: Batch = 1, ep: Ways = 1,
-    dp: Ways = 1, tp: Ways = 1, weights: Weights = "fp8", projections: Projections = "bf16", kv: Kv = "bf16",
+    dp: Ways = 1, tp: Ways = 1, weights: Weights = "fp8", projections: Projections = "fp8", kv: Kv = "bf16",
     price: Price = 3.0, utilisation: Busy = 1.0, rows: Rows = None, json: options.Json = False, csv: Csv = False,
 ) -> None:
     """One pass under one plan: its bound, what was measured and published, and what each model says."""
@@ -66,9 +66,9 @@ def estimate(
 
 @cost.command("plans")
 def plans(
-    model: Model = "gpt-oss-120b", phase: Phase = "decode", tokens: Tokens = 8192, by: By = "kernels",
+    model: Model = "gpt-oss-120b", phase: Phase = "decode", tokens: Tokens = 8192, by: By = "engine",
     every: Annotated[bool, typer.Option("--every", help="All of (EP, DP, TP), not EPn DP1 TPn alone.")] = False,
-    weights: Weights = "fp8", projections: Projections = "bf16", kv: Kv = "bf16", price: Price = 3.0,
+    weights: Weights = "fp8", projections: Projections = "fp8", kv: Kv = "bf16", price: Price = 3.0,
     utilisation: Busy = 1.0, rows: Rows = None, json: options.Json = False, csv: Csv = False,
 ) -> None:
     """Every plan at batch 1 to 128: speed per user, dollars per million tokens, the Pareto front, what does not fit."""
@@ -108,10 +108,11 @@ def fleet(
     output_tokens: Annotated[int, typer.Option(help="Mean answer tokens.")] = 512,
     first_token: Annotated[float, typer.Option(help="Goal: p95 of the first token, seconds.")] = 1.0,
     per_token: Annotated[float, typer.Option(help="Goal: p95 of the time per token, seconds.")] = 0.02,
-    by: Annotated[Literal["engine", "kernels"], typer.Option(help="Whose times.")] = "kernels",
+    by: Annotated[Literal["engine", "kernels"], typer.Option(help="Whose times.")] = "engine",
     price: Price = 3.0, rows: Rows = None, json: options.Json = False, csv: Csv = False,
 ) -> None:
     """A fleet for a traffic: replicas of both pools, simulated quantiles, dollars a day, what breaks first."""
+    from gptoss_lab.cost import SERVED
     from gptoss_lab.cost.pools import Goals, Traffic
     try:
         from gptoss_lab.cost.scale import Scenario, front_end_seconds, limits, size_fleet
@@ -120,8 +121,8 @@ def fleet(
 
     measured, config = _rows(rows), options.known_preset(model)
     scenario = Scenario(Traffic(rate, input_tokens, output_tokens), Goals(first_token, per_token))
-    sized = size_fleet(_model(by, measured), config, scenario, usd_per_gpu_hour=price)
-    carries = limits(config, sized.pools, front_end_seconds_per_token=front_end_seconds(measured))
+    sized = size_fleet(_model(by, measured), config, scenario, precision=SERVED, usd_per_gpu_hour=price)
+    carries = limits(config, sized.pools, SERVED, front_end_seconds_per_token=front_end_seconds(measured))
     pools = [{"pool": p.phase, "plan": str(p.plan), "batch": p.batch, "replicas": p.replicas, "gpus": p.gpus,
               "utilisation": p.utilisation, "usd_per_hour": p.usd_per_hour}
              for p in (sized.pools.prefill, sized.pools.decode)]

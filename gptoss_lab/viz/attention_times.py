@@ -4,7 +4,8 @@ What: result rows of the suite "attention" (recorded in data/measured, or live f
 figure against the bound, and the cost of the sink.
 
 How: a row's `peer` was timed in turn with it, in the same run; only that pair says what the sink costs. Rows of
-different runs may differ by the clocks alone, so the table gives each run a letter.
+different runs may differ by the clocks alone, so the table gives each run a letter. A kernel without sinks belongs to
+the pairs, and `auto` is one of the others timed once more: `with_sinks` leaves both out.
 """
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ LIVE = (
 )
 """What a notebook times on a GPU: kernels of this project, which need no long compilation."""
 HOPPER = (9, 0)
+LONGEST = 90      # characters of a reason in a table
 
 
 def cases(form: str) -> list[str]:
@@ -55,6 +57,11 @@ def times_table(rows: Iterable[Row], names: Sequence[str], origin: str = "record
             run = runs.setdefault((row["command"], row["commit"], row["date"]), ascii_uppercase[len(runs) % 26])
             lines.append([case, row["backend"], *_numbers(row, _rate(rows, row)), run, origin])
     return table(lines, COLUMNS)
+
+
+def with_sinks(rows: Iterable[Row]) -> list[Row]:
+    """The rows of kernels that were named and given sinks: without those of `auto` and of the bare kernels."""
+    return [row for row in rows if not row["backend"].endswith(BARE) and not row["backend"].startswith("auto")]
 
 
 def provenance(rows: Iterable[Row]) -> str:
@@ -90,15 +97,47 @@ def sink_costs(rows: Iterable[Row]) -> list[tuple[str, str, float, float, float,
     return pairs
 
 
-def costs_table(rows: Iterable[Row], origin: str = "recorded") -> Table:
-    """`sink_costs` as a table that says whether the difference can be told from the spread of the readings."""
+def costs_table(rows: Iterable[Row], origin: str = "recorded", beyond: bool = False) -> Table:
+    """`sink_costs` as a table that says whether the difference can be told from the spread of the readings.
+
+    beyond: only the pairs whose difference can.
+    """
     lines = [
         [case, backend, f"{with_sink:,.1f}", f"{without:,.1f}", f"{cost:+.2f}", f"{spread:.1f}",
          "yes" if abs(cost) <= spread else "no", origin]
         for case, backend, with_sink, without, cost, spread in sink_costs(rows)
+        if not beyond or abs(cost) > spread
     ]
     return table(lines, ["case", "backend", "with sinks, us", "without, us", "sink costs, %", "spread, %",
                          "within the spread", "origin"])
+
+
+def costs_figure(rows: Iterable[Row], names: Sequence[str], origin: str = "recorded") -> go.Figure:
+    """`sink_costs` of the cases `names`: a mark and the spread for each pair, filled where the cost lies beyond it."""
+    pairs = [pair for pair in sink_costs(rows) if pair[0] in names]
+    cases = [case for case in names if any(case == pair[0] for pair in pairs)]
+    backends = sorted({pair[1] for pair in pairs})
+    fig = go.Figure()
+    for n, backend in enumerate(backends):
+        found = [pair for pair in pairs if pair[1] == backend]
+        symbol, colour = ("circle", "square", "diamond", "cross", "triangle-up")[n % 5], style.PALETTE[n % 5]
+        fig.add_scatter(
+            x=[cost for *_, cost, _ in found],
+            y=[_place(cases, pairs, case, backend) for case, *_ in found],
+            mode="markers", name=backend, text=[case for case, *_ in found],
+            error_x={"type": "data", "array": [spread for *_, spread in found], "thickness": 1, "width": 2},
+            marker={"size": 9, "color": colour, "line": {"width": 1.8, "color": colour},
+                    "symbol": [symbol if abs(cost) > spread else f"{symbol}-open" for *_, cost, spread in found]},
+            hovertemplate="%{text}: %{x:+.1f} %<extra></extra>")
+    fig.add_vline(x=0, line={"color": style.MUTED, "width": 1, "dash": "dot"})
+    fig.update_xaxes(title_text="time with the sink over time without it, % more")
+    fig.update_yaxes(title_text="case", tickvals=list(range(len(cases))), ticktext=cases,
+                     range=[len(cases) - 0.4, -0.6])
+    within = sum(abs(cost) <= spread for *_, cost, spread in pairs)
+    title = (f"{within} of {len(pairs)} pairs agree within the spread of their readings" if pairs
+             else "No pair is recorded")
+    return style.finish(fig, title, origin, "bars: the larger spread of the two; filled: the cost lies beyond it",
+                        height=240 + 34 * max(1, len(cases)), legend={"y": -0.12})
 
 
 def bound_figure(rows: Iterable[Row], names: Sequence[str], origin: str = "recorded") -> go.Figure:
@@ -145,11 +184,17 @@ def live(repetitions: int = 5) -> tuple[list[Row], str]:
     return rows, f"{name}, {repetitions} readings each, median"
 
 
+def _place(cases: Sequence[str], pairs: Sequence[tuple], case: str, backend: str) -> float:
+    """Where a pair stands: at the number of its case, those of the same case a little apart."""
+    here = sorted(pair[1] for pair in pairs if pair[0] == case)
+    return cases.index(case) + 0.22 * (here.index(backend) - (len(here) - 1) / 2)
+
+
 def _numbers(row: Row, rate: Row | None) -> list[str]:
     """bound, time, per cent, rate, spread as text."""
     bound = "" if row["bound"] is None else f"{row['bound']:,.1f}"
     if row["value"] is None:
-        return [bound, f"failed: {row['conditions']['failed']}", "", "", ""]
+        return [bound, f"failed: {_short(row['conditions']['failed'])}", "", "", ""]
     share = "" if row["bound"] is None else f"{100 * row['bound'] / row['value']:.0f}"
     speed = "" if rate is None else f"{rate['value']:,.0f} {rate['unit']}"
     return [bound, f"{row['value']:,.1f}", share, speed, f"{100 * (row['spread'] or 0):.1f}"]
@@ -160,6 +205,11 @@ def _rate(rows: Sequence[Row], row: Row) -> Row | None:
     same = [r for r in rows if r["metric"] in ("tflops", "gb_per_s") and r["value"] is not None
             and all(r[key] == row[key] for key in ("case", "backend", "command", "commit", "date"))]
     return same[-1] if same else None
+
+
+def _short(reason: str) -> str:
+    """A reason cut between words at `LONGEST` characters; what was cut stands in the row."""
+    return reason if len(reason) <= LONGEST else f"{reason[:LONGEST].rsplit(' ', 1)[0]} ..."
 
 
 def _range(numbers: set[int]) -> str:

@@ -1,15 +1,19 @@
-"""The least time of a pass by part, and what fits into a node: the two limits that no engine can argue with."""
+"""The least time of a pass by part, and what fits into a node: the two limits that no engine can argue with; and how
+near the recorded steps of both weight formats come to the first."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.cost import Plan, Precision, max_sequences, memory_fit
 from gptoss_lab.cost.bounds import decode_bound
+from gptoss_lab.cost.equations import engine_rows, pass_seconds
 from gptoss_lab.cost.estimate import Question
-from gptoss_lab.cost.precision import FP8_EXPERTS, RELEASED
+from gptoss_lab.cost.formats import format_table
+from gptoss_lab.cost.precision import FP8_EXPERTS, RELEASED, SERVED
 from gptoss_lab.cost.sweep import BATCHES, EP_PLANS
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
@@ -56,3 +60,32 @@ def decode_figure(config: ModelConfig, tokens: int, precision: Precision = FP8_E
     one, many = (limits[batch].sequential_seconds for batch in (1, 32))
     return style.finish(fig, f"32 users make a step {many / one:.0f} times as long, not 32 times", "modelled",
                         f"{config.name}, FP8 experts, one GPU, {tokens:,} tokens each; datasheet rates")
+
+
+def formats_table(
+    rows: Iterable[Mapping[str, Any]], config: ModelConfig, tokens: int, batches: Sequence[int] = BATCHES
+) -> Table:
+    """A decode step with FP8 and with packed MXFP4 experts on one GPU, projections in FP8: the bound (modelled) beside
+    the recorded step, one line per batch; empty where no step of that batch was recorded or none fits."""
+    rows = list(rows)
+    lines = []
+    for row in format_table(config, tokens, batches, SERVED):
+        bounds = (row.fp8_seconds, row.mxfp4_seconds)
+        steps = [_recorded_step(rows, config, tokens, row.batch, form) for form in ("fp8", "mxfp4")]
+        both = "" if None in steps else f"{steps[0] / steps[1]:.2f}"
+        lines.append([row.batch, f"{row.distinct_experts:.1f}", *(f"{1e3 * value:.2f}" for value in bounds),
+                      f"{row.fp8_over_mxfp4:.2f}", *("" if step is None else f"{1e3 * step:.2f}" for step in steps),
+                      both])
+    return table(lines, ["batch", "experts per layer", "FP8 bound, ms (modelled)", "MXFP4 bound, ms (modelled)",
+                         "FP8 / MXFP4, bounds", "FP8, ms (recorded)", "MXFP4, ms (recorded)",
+                         "FP8 / MXFP4, recorded"])
+
+
+def _recorded_step(
+    rows: Iterable[Mapping[str, Any]], config: ModelConfig, tokens: int, batch: int, experts: str
+) -> float | None:
+    """Seconds of the recorded step of a whole model on one GPU; None without one."""
+    wanted = {"model": config.name, "tokens": tokens, "batch": batch, "experts": experts, "projections": "fp8",
+              "ep": 1, "dp": 1, "tp": 1}
+    found = [row for row in engine_rows(rows, "decode") if wanted.items() <= row["conditions"].items()]
+    return pass_seconds(found[-1]) if found else None

@@ -59,9 +59,11 @@ class Choice:
 
     @property
     def question(self) -> Question:
-        """The same as a question to `gptoss_lab.cost.estimate`."""
+        """The same as a question to `gptoss_lab.cost.estimate`; projections in FP8, as they are served and measured,
+        unless the experts are bf16."""
         return Question(preset(self.model), self.phase, self.tokens, self.batch, self.plan,
-                        Precision(experts=self.weights, kv=self.kv), self.usd_per_gpu_hour, self.utilisation)
+                        Precision(self.weights, "bf16" if self.weights == "bf16" else "fp8", self.kv),
+                        self.usd_per_gpu_hour, self.utilisation)
 
 
 class Explorer:
@@ -142,7 +144,8 @@ class Explorer:
         head = "".join(f"<th style='{_CELL}'>{name}</th>" for name in
                        ("", "time", "tokens/s per user", "per million tokens", "mark", "source"))
         rows = "".join(f"<tr>{line}</tr>" for line in lines)
-        return (f"<p><b>{escape(q.config.name)}, {q.phase}, {q.plan}, batch {q.batch}, {q.tokens:,} tokens.</b> "
+        return (f"<p><b>{escape(q.config.name)}, {q.phase}, {q.plan}, batch {q.batch}, {q.tokens:,} tokens, "
+                f"{q.precision.experts} experts, {q.precision.dense} projections.</b> "
                 f"Fullest GPU: {escape(q.memory.reason)}.</p>"
                 f"<table style='line-height:1.35'><tr>{head}</tr>{rows}</table>")
 

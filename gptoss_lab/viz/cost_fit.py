@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from gptoss_lab.cost.columns import FACTORS
 from gptoss_lab.cost.fit import Equation
-from gptoss_lab.cost.performance import PerformanceModel
+from gptoss_lab.cost.performance import PHASES, PassModel, PerformanceModel
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
 
@@ -62,35 +62,48 @@ def efficiency_figure(model: PerformanceModel) -> go.Figure:
 
 
 def errors_figure(model: PerformanceModel, phase: str) -> go.Figure:
-    """Predicted over measured for every whole pass; the held-out ones are full marks."""
+    """Predicted over measured for every whole pass (kernels timed alone are left out); the held-out ones are full
+    marks."""
     passes = model.of(phase)
     fig = go.Figure()
     for held, name, symbol, colour in ((False, "seen by the fit", "circle-open", style.GREY),
                                        (True, "held out", "circle", style.RED)):
-        lines = [line for line in passes.equations if line.held_out == held]
+        lines = [line for line in passes.equations if line.held_out == held and line.amounts.get("passes", 1)]
         fig.add_scatter(
             x=[line.seconds for line in lines],
             y=[100 * (passes.fit.seconds(line.amounts) / line.seconds - 1) for line in lines], name=name,
             mode="markers", text=[line.label for line in lines], marker={"symbol": symbol, "color": colour, "size": 9},
-            hovertemplate="%{text}<br>%{x:.3f} s, predicted %{y:+.1f} %<extra></extra>")
+            hovertemplate="%{text}<br>%{x:.3g} s, predicted %{y:+.1f} %<extra></extra>")
     fig.add_hline(y=0, line={"color": style.MUTED, "width": 1})
-    fig.update_xaxes(type="log", title_text="seconds, as measured or published", dtick=1)
+    ticks = [digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5)]
+    fig.update_xaxes(type="log", title_text="seconds, as measured or published", tickvals=ticks,
+                     ticktext=[f"{tick:g}" for tick in ticks])
     fig.update_yaxes(title_text="prediction off by, %")
     return style.finish(fig, passes.error_sentence().split(" (")[0], "modelled", f"{model.name}; {model.basis}")
 
 
 def coefficients_table(models: Iterable[PerformanceModel]) -> Table:
-    """Every coefficient of every calibration: factors over the datasheet, latencies in microseconds."""
-    lines = []
-    for model in models:
-        for phase, passes in model.passes.items():
-            for name, value in passes.fit.coefficients.items():
-                factor = any(column in FACTORS for column in passes.groups[name])
-                shown = f"{value:.2f} x bound" if factor else f"{1e6 * value:.1f} us"
-                known = passes.fit.lines[name]
-                lines.append([model.name, phase, name, shown if known else "not measured", known, "modelled"])
-        lines += [[model.name, phase, "none", why, 0, "missing"] for phase, why in model.missing.items()]
-    return table(lines, ["calibration", "phase", "coefficient", "value", "measurements", "origin"])
+    """A line per coefficient, a column per calibration and phase: factors over the datasheet, latencies in
+    microseconds, and in brackets how many measurements touch it. What none touches, nowhere, has no line."""
+    models = list(models)
+    passes = {f"{m.name}, {phase}": m.passes.get(phase) for m in models for phase in PHASES}
+    names = dict.fromkeys(name for p in passes.values() if p for name in p.fit.coefficients)
+    lines = [[name, *(_coefficient(p, name) for p in passes.values()), "modelled"] for name in names
+             if any(p and p.fit.lines.get(name) for p in passes.values())]
+    why = [m.missing.get(phase, "") for m in models for phase in PHASES]
+    if any(why):
+        lines.append(["none, because", *why, "missing"])
+    return table(lines, ["coefficient", *passes, "origin"])
+
+
+def _coefficient(passes: PassModel | None, name: str) -> str:
+    if passes is None or name not in passes.fit.coefficients:
+        return ""
+    if not (seen := passes.fit.lines[name]):
+        return "not measured"
+    value = passes.fit.coefficients[name]
+    factor = any(column in FACTORS for column in passes.groups[name])
+    return (f"{value:.2f} x bound" if factor else f"{1e6 * value:.1f} us") + f" ({seen})"
 
 
 def _kind(line: Equation) -> str | None:

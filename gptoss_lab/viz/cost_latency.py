@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.cost.performance import PerformanceModel
 from gptoss_lab.cost.plan import Plan
+from gptoss_lab.cost.precision import FP8_EXPERTS, Precision
 from gptoss_lab.cost.sweep import EP_PLANS
 from gptoss_lab.viz import style
 from gptoss_lab.viz.cost_decode import COLOURS, charts, total_wins
@@ -21,12 +22,14 @@ GOALS = tuple(20 * 1.06**n for n in range(56))          # tokens/s per user, 20 
 
 
 def shares(
-    model: PerformanceModel, configs: Sequence[ModelConfig], microseconds: Sequence[float] = MICROSECONDS
+    model: PerformanceModel, configs: Sequence[ModelConfig], microseconds: Sequence[float] = MICROSECONDS,
+    precision: Precision = FP8_EXPERTS,
 ) -> dict[float, dict[Plan, float]]:
     """Per supposed latency: the share of all speed goals of the four charts that each plan wins, in [0, 1]."""
     found = {}
     for wait in microseconds:
-        won = total_wins(charts(model.supposing("decode", collectives_by_extra_rank=wait * 1e-6), configs), GOALS)
+        supposed = model.supposing("decode", collectives_by_extra_rank=wait * 1e-6)
+        won = total_wins(charts(supposed, configs, precision=precision), GOALS)
         found[wait] = {plan: won.get(plan, 0) / sum(won.values()) for plan in EP_PLANS}
     return found
 

@@ -1,8 +1,8 @@
 """The 32 published prefill rows beside their bound and ours: a figure with its numbers, and a table.
 
 A row of the figure is one published row: on a logarithmic axis of seconds the bound, ours and the published latency,
-and to the right the same as numbers. Each number keeps its mark: published (the post), modelled (bound; ours while no
-row of the engine exists, drawn hollow), recorded (ours, once it is measured, drawn full), live.
+and to the right the same as numbers. Each number keeps its mark: published (the post), modelled (bound; ours where no
+row of the engine exists, drawn hollow), recorded (ours where one does, drawn full), live.
 
     python -m gptoss_lab.viz.cost_prefill docs/pictures/published_prefill.png
 """
@@ -122,10 +122,13 @@ def _ours_is(own: Sequence[Compared]) -> str:
 
 
 def _error(compared: Sequence[Compared]) -> str:
-    """How far off the model of the hollow marks was where it was checked, or nothing."""
-    sources = {c.ours.source for c in compared if c.ours.name != "measured" and c.ours.seconds is not None}
-    return "".join(f"<br>hollow marks: {source.split('; ')[-1]}" if "held-out" in source else "" for source in
-                   sorted(sources))
+    """How far off the model of the hollow marks was where it was checked, and where it was not; or nothing."""
+    hollow = [c for c in compared if c.ours.name != "measured" and c.ours.seconds is not None]
+    several = {c.row.plan.world for c in hollow} - {1} and all(c.row.plan.world == 1 for c in compared
+                                                               if c.ours.name == "measured")
+    where = "hollow marks: no pass on several GPUs was measured; on one," if several else "hollow marks:"
+    return "".join(f"<br>{where} {source.split('; ')[-1].split(' (')[0]}" for source in
+                   sorted({c.ours.source for c in hollow}) if "held-out" in source)
 
 
 def _name(c: Compared) -> str:

@@ -25,6 +25,7 @@ from gptoss_lab.cost import CostError
 from gptoss_lab.cost.performance import PerformanceModel
 from gptoss_lab.cost.plan import Plan
 from gptoss_lab.cost.pools import MOST_UTILISATION, Goals, Pools, Traffic, size_pools
+from gptoss_lab.cost.precision import FP8_EXPERTS, Precision
 from gptoss_lab.cost.price import USD_PER_GPU_HOUR
 from gptoss_lab.cost.sweep import sweep
 from gptoss_lab.viz import style
@@ -66,11 +67,14 @@ def capacity(step: float, prefill: float, batch: int, output_tokens: int) -> flo
     return batch / ((output_tokens - 1) * step + batch * prefill)
 
 
-def size_shared(model: PerformanceModel, config: ModelConfig, traffic: Traffic, goals: Goals) -> Shared:
+def size_shared(
+    model: PerformanceModel, config: ModelConfig, traffic: Traffic, goals: Goals, precision: Precision = FP8_EXPERTS
+) -> Shared:
     """The cheapest shared pool that meets the goals. CostError if no plan does."""
-    prompts = {c.plan: c for c in sweep(model, config, "prefill", traffic.input_tokens, batches=(1,))}
+    prompts = {c.plan: c for c in sweep(model, config, "prefill", traffic.input_tokens, batches=(1,),
+                                        precision=precision)}
     found = []
-    for step in sweep(model, config, "decode", traffic.mean_context):
+    for step in sweep(model, config, "decode", traffic.mean_context, precision=precision):
         prompt = prompts[step.plan].point.step_seconds
         each = seconds_per_token(step.point.step_seconds, prompt, step.batch, traffic.output_tokens)
         if not step.memory.fits or prompt > goals.first_token_seconds or each > goals.seconds_per_token:
@@ -95,17 +99,17 @@ class Both:
 
 def sized(
     model: PerformanceModel, config: ModelConfig, requests_per_second: float, goals: Goals,
-    mixes: Mapping[str, tuple[int, int]] | None = None,
+    mixes: Mapping[str, tuple[int, int]] | None = None, precision: Precision = FP8_EXPERTS,
 ) -> list[Both]:
     """Every mix at one rate of requests."""
     found = []
     for name, (given, wanted) in (mixes or MIXES).items():
         traffic = Traffic(requests_per_second, given, wanted)
         try:
-            shared = size_shared(model, config, traffic, goals)
+            shared = size_shared(model, config, traffic, goals, precision)
         except CostError:
             shared = None
-        found.append(Both(name, size_pools(model, config, traffic, goals), shared))
+        found.append(Both(name, size_pools(model, config, traffic, goals, precision=precision), shared))
     return found
 
 
@@ -143,7 +147,7 @@ def figure(found: Sequence[Both], basis: str) -> go.Figure:
     fig.add_bar(x=names, y=[b.shared.gpus if b.shared else 0 for b in found], name="one pool", offsetgroup=1,
                 marker_color=style.GREY,
                 text=[f"pause {1e3 * b.shared.pause_seconds:.0f} ms" if b.shared else "goals missed" for b in found],
-                textposition="outside", cliponaxis=False)
+                textposition="outside", cliponaxis=False, textfont={"size": 11}, constraintext="none")
     fig.update_yaxes(title_text="GPUs", rangemode="tozero")
     shares = [b.split.prefill.gpus / (b.split.prefill.gpus + b.split.decode.gpus) for b in found]
     rate = found[0].split.traffic.requests_per_second

@@ -20,6 +20,7 @@ from gptoss_lab.viz.table import Table, table
 Row = Mapping[str, Any]
 COLUMNS = ("case", "backend", "bound, us", "time, us", "% of bound", "rate", "against its peer", "spread, %", "origin")
 BARE = "cuda without bias"
+PRODUCT = ("cuda", "deepgemm", "torch scaled_grouped_mm, rowwise scales", "torch bf16 grouped_mm")
 LIVE_EXPERTS, LIVE_TOKENS = 32, (8, 1024)
 LARGEST = 6e-2      # relative error of the whole layer, with activations quantised twice
 E4M3_FROM = (8, 9)  # compute capability from which Triton multiplies e4m3
@@ -63,6 +64,42 @@ def bias_table(rows: Iterable[Row], origin: str = "recorded") -> Table:
              for case, with_bias, without, cost, spread in bias_costs(rows)]
     return table(lines or [["not recorded yet", *[""] * 5]],
                  ["case", "with the bias, us", "without, us", "bias costs, %", "spread, %", "origin"])
+
+
+def products_table(rows: Iterable[Row], names: Sequence[str], origin: str = "recorded") -> Table:
+    """One line per product: ours with the bias beside those of others without, all timed in turn, in microseconds.
+
+    names: cases of kernels "gemm1" and "gemm2". "over ours": DeepGEMM's time over ours. Absent cases say so.
+    """
+    rows, lines = list(rows), []
+    for case in names:
+        found = {row["backend"]: row for row in times(rows, case) if row["value"] is not None}
+        if PRODUCT[0] not in found:
+            lines.append([case, "", "not recorded yet", *[""] * 6, ""])
+            continue
+        ours, theirs = (found.get(name) for name in PRODUCT[:2])
+        spread = max(found[name]["spread"] or 0.0 for name in PRODUCT[:2] if name in found)
+        lines.append([
+            case, f"{ours['bound']:,.1f}", f"{ours['value']:,.1f}", f"{100 * ours['bound'] / ours['value']:.0f}",
+            *(f"{found[name]['value']:,.1f}" if name in found else "" for name in PRODUCT[1:]),
+            f"{theirs['value'] / ours['value']:.2f}" if theirs else "", f"{100 * spread:.1f}", origin])
+    return table(lines, ["case", "bound, us", "ours, with bias", "% of bound", "DeepGEMM", "torch e4m3, row scales",
+                         "torch bf16", "DeepGEMM over ours", "spread of the two, %", "origin"])
+
+
+def epilogue_table(rows: Iterable[Row], origin: str = "recorded") -> Table:
+    """The first product and a separate SwiGLU kernel beside the fused product, in microseconds, where recorded."""
+    last = {(row["case"], row["backend"]): row["value"] for row in rows
+            if row["metric"] == "microseconds" and row["value"] is not None}
+    lines = []
+    for case in (name.removeprefix("gemm1/") for name in cases("gemm1", decode=False)):
+        product, fused = (last.get((f"{kernel}/{case}", "cuda")) for kernel in ("gemm1", "gemm1 with swiglu"))
+        separate = last.get((f"swiglu, separate/{case}", "triton"))
+        if product and fused and separate:
+            lines.append([case, f"{product:,.1f}", f"{separate:,.1f}", f"{product + separate:,.1f}", f"{fused:,.1f}",
+                          f"{100 * (1 - fused / (product + separate)):.0f}", origin])
+    return table(lines or [["not recorded yet", *[""] * 6]],
+                 ["case", "product, us", "SwiGLU, separate", "both", "fused", "saved, %", "origin"])
 
 
 def live(repetitions: int = 5) -> tuple[list[Row], str]:

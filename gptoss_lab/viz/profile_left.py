@@ -6,6 +6,7 @@ results. Where no row exists the table says so, and nothing is put in its place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from gptoss_lab.viz.profile_kernels import Launch
@@ -35,7 +36,7 @@ REASONS = {
     "rope to pages, sliding": "a launch of few bytes",
     "lengths and page tables to the plans": "launches of few bytes",
     "merge the splits": "a launch, about as long as its work",
-    "QKV, norm included": "320 CTAs on 132 SMs: some own a third more of the weight than others; then the tokens",
+    "QKV, norm included": "320 CTAs on 132 SMs: some own half as much again of the weight as others; then the tokens",
     "output, residual included": "180 CTAs on 132 SMs: some own twice as much of the weight as others",
     "router logits and quantised rows": "a launch of few bytes",
     "choose and place": "one program on one SM, in the way of all others",
@@ -85,11 +86,32 @@ def steps_table(rows: Iterable[Row], wanted: Sequence[tuple[str, str, int, int]]
                          "% of bound", "nothing runs, %"])
 
 
-def kinds_recorded(rows: Iterable[Row], model: str, phase: str) -> Table:
-    """The last recorded profile of a phase by kind; one line that says so where there is none."""
+def kinds_recorded(rows: Iterable[Row], model: str, phase: str, batch: int = 1) -> Table:
+    """The last recorded profile of a phase at a batch by kind; one line that says so where there is none."""
     found = {row["case"]: row for row in rows if row["suite"] == "profile" and row["case"].startswith(f"{phase}: ")
-             and row["conditions"].get("model") == model and row["value"] is not None}
+             and row["conditions"].get("model") == model and row["conditions"].get("batch", 1) == batch
+             and row["value"] is not None}
     lines = [[case.removeprefix(f"{phase}: "), row["conditions"]["launches"], f"{row['value']:,.0f}",
               f"{100 * row['conditions']['share']:.1f}", row["backend"], "recorded"] for case, row in found.items()]
     return table(lines or [["no row yet", "", "", "", "", ""]],
                  ["kind", "launches", "us", "share, %", "form", "origin"])
+
+
+def shapes_recorded(rows: Iterable[Row], model: str, phase: str, batch: int = 1, most: int = 12) -> Table:
+    """The launches of the last recorded profile of a phase, by name, grid and block, those of most time first."""
+    found = {row["case"]: row["conditions"]["shapes"] for row in rows
+             if row["suite"] == "profile" and row["case"].startswith(f"{phase}: ") and row["value"] is not None
+             and row["conditions"].get("model") == model and row["conditions"].get("batch", 1) == batch
+             and "shapes" in row["conditions"]}
+    shapes = sorted((one for shapes in found.values() for one in shapes), key=lambda one: -one["microseconds"])
+    lines = [[_name(one["name"]), " x ".join(map(str, one["grid"])), prod(one["block"]) if one["block"] else "",
+              one["launches"], f"{one['microseconds']:,.0f}", f"{one['microseconds'] / one['launches']:,.1f}",
+              "recorded"] for one in shapes[:most]]
+    return table(lines or [["no row yet", *[""] * 6]],
+                 ["launch", "grid", "block", "launches", "us", "us each", "origin"])
+
+
+def _name(kernel: str) -> str:
+    """A kernel's name without namespace, arguments and template."""
+    return kernel.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "").split(
+        "(")[0].split("<")[0]

@@ -63,7 +63,7 @@ def arithmetic_share(launches: Iterable[Launch]) -> float:
 
 def figure(steps: Mapping[str, Sequence[Launch]], rows: Iterable[Row], names: bool = True) -> go.Figure:
     """Roofline of one or more steps, each in its colour. names: write each launch's name beside its mark."""
-    rows, fig, count, recorded = list(rows), go.Figure(), 0, 0
+    rows, fig, count, reached = list(rows), go.Figure(), 0, []
     for unit, top in ROOFS.items():
         xs = [0.1, ridge(unit), 1e4]
         fig.add_scatter(x=xs, y=[roof(x, unit) / 1e12 for x in xs], mode="lines", showlegend=False,
@@ -72,16 +72,17 @@ def figure(steps: Mapping[str, Sequence[Launch]], rows: Iterable[Row], names: bo
                            xanchor="right", yshift=-9, font={"size": 11, "color": style.MUTED})
     for (name, launches), colour in zip(steps.items(), style.PALETTE, strict=False):
         found = points(launches, rows)
-        count, recorded = count + len(found), recorded + sum(p.reached is not None for p in found)
+        count, reached = count + len(found), [*reached, *(p.reached for p in found if p.reached is not None)]
         _marks(fig, name, found, colour)
         if names:
             _names(fig, found)
     fig.update_xaxes(type="log", title_text="FLOP per byte", range=[-1, 4], dtick=1)
-    fig.update_yaxes(type="log", title_text="TFLOP/s", range=[-1, 4.3], dtick=1)
+    fig.update_yaxes(type="log", title_text="TFLOP/s", dtick=1,
+                     range=[min([-1.0, *(log10(speed / 1e12) - 0.2 for speed in reached)]), 4.3])
     shares = ", ".join(f"{name} {arithmetic_share(launches):.0%}" for name, launches in steps.items())
     return style.finish(fig, f"Share of the least time that arithmetic limits: {shares}", "modelled",
-                        f"hollow: the datasheet's bound; filled: recorded on an H200 ({recorded} of {count}); circles "
-                        "e4m3, squares bf16, diamonds fp32", height=560, legend={"y": -0.14})
+                        f"hollow: the datasheet's bound; filled: recorded on an H200 ({len(reached)} of {count}); "
+                        "circles e4m3, squares bf16, diamonds fp32", height=560, legend={"y": -0.14})
 
 
 def roofline_table(launches: Iterable[Launch], rows: Iterable[Row]) -> Table:
@@ -119,12 +120,15 @@ def _marks(fig: go.Figure, name: str, found: Sequence[Point], colour: str) -> No
 
 
 def _names(fig: go.Figure, found: Sequence[Point]) -> None:
-    """Names in two columns, in the order of their marks, with a leader to each: waiting for memory to the right below,
-    limited by arithmetic to the left above."""
+    """Names in columns, in the order of their marks, with a leader to each: waiting for memory to the right below (in
+    a second column, further right, what lies right of the first), limited by arithmetic to the left above."""
     slanted = _together([p for p in found if p.launch.limited_by == "bytes"])
     flat = _together([p for p in found if p.launch.limited_by != "bytes"])
-    for n, (mark, name) in enumerate(slanted):
-        _leader(fig, mark, name, 1.45, -0.75 + 2.35 * n / max(1, len(slanted) - 1), "left")
+    left = [one for one in slanted if log10(one[0].intensity) < 1.4]
+    for n, (mark, name) in enumerate(left):
+        _leader(fig, mark, name, 1.45, -0.75 + 2.0 * n / max(1, len(left) - 1), "left")
+    for n, (mark, name) in enumerate(slanted[len(left):]):
+        _leader(fig, mark, name, 2.85, 0.95 + 0.27 * n, "left")
     for n, (mark, name) in enumerate(flat):
         _leader(fig, mark, name, 1.6, 3.15 + 0.28 * n, "right")
 

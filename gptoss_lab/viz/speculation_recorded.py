@@ -1,10 +1,12 @@
-"""Recorded rows of suite "speculation": drafts on a checkpoint; step times of real shapes, with what they predict."""
+"""Recorded rows: drafts on a checkpoint, step times of real shapes with what they predict (suite "speculation"); and
+the decode steps of two models (suite "decode"), of which one might draft for the other."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gptoss_lab.cost.speculation import StepSeconds, speedup
+from gptoss_lab.cost.errors import CostError
+from gptoss_lab.cost.speculation import StepSeconds, measured_step_seconds, speedup
 from gptoss_lab.viz.table import Table, table
 
 NOTHING = "not recorded yet"
@@ -45,6 +47,25 @@ def steps_table(rows: Iterable[Mapping[str, Any]], acceptances: Iterable[float] 
                       *(f"{speedup(a, k, found):.2f}" for a in acceptances), "recorded"])
     return _shown(lines, ["models", "experts", "batch", "k", "step, ms", "proposal, ms", "check, ms",
                           *(f"speed-up at a = {a}" for a in acceptances), "origin"])
+
+
+def proposals_table(
+    rows: Iterable[Mapping[str, Any]], target: str, draft: str, batches: Iterable[int], tokens: int
+) -> Table:
+    """One line per form of the experts and batch in which a decode step of both models was recorded, at a context of
+    `tokens`: the two steps, and how much of the target's step a proposal costs."""
+    rows, batches, lines = list(rows), tuple(batches), []
+    for form in ("fp8", "mxfp4"):
+        for batch in batches:
+            try:
+                step, proposal = (measured_step_seconds(rows, name, batch, tokens, experts=form)
+                                  for name in (target, draft))
+            except CostError:
+                continue
+            lines.append([form, batch, f"{1e3 * proposal:.2f}", f"{1e3 * step:.2f}", f"{proposal / step:.2f}",
+                          "recorded"])
+    return _shown(lines, ["experts", "batch", f"step of {draft}, ms", f"step of {target}, ms", "draft / step",
+                          "origin"])
 
 
 def _shown(lines: list[list[Any]], columns: list[str]) -> Table:

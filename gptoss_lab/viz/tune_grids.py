@@ -171,10 +171,11 @@ def lanes_table(columns: Iterable[int] = (7168, 2880)) -> Table:
 def decode_table() -> Table:
     """Programs of the decode products on 132 multiprocessors: rows of a weight dealt to programs or items."""
     cases = [
-        ("few-token output, as for 7168", 2880, 32, -(-2880 // 32)),
+        ("few-token output, Triton as for 7168", 2880, 32, -(-2880 // 32)),
         ("few-token output, chosen", 2880, 16, -(-2880 // 16)),
-        ("few-token QKV, chosen", 5120, 32, -(-5120 // 32)),
-        ("a width of 7168", 7168, 32, -(-7168 // 32)),
+        ("few-token QKV, Triton", 5120, 32, -(-5120 // 32)),
+        ("few-token QKV, chosen", 5120, 16, -(-5120 // 16)),
+        ("a width of 7168, Triton", 7168, 32, -(-7168 // 32)),
         ("experts' gate/up, one token", 5760, 256, 4 * -(-5760 // 256)),
         ("experts' down, one token", 2880, 128, 4 * -(-2880 // 128)),
     ]

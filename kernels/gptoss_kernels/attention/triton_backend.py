@@ -9,7 +9,6 @@ import torch
 
 from gptoss_kernels.attention.backends import register_plan, triton_obstacle
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
-from gptoss_kernels.overlap import OVERLAPPING
 from gptoss_kernels.upload import upload
 
 LOG2E = 1.4426950408889634
@@ -144,6 +143,7 @@ class TritonPagedDecode:
     def __call__(self, q, k_pages, v_pages, sinks, out, scales=None):
         from gptoss_kernels.attention.triton_decode import decode_kernel, merge_kernel
         from gptoss_kernels.attention.triton_prefill import INTERPRETED, next_power_of_two
+        from gptoss_kernels.overlap import OVERLAPPING
 
         n, batch = self._layer, self._lens.numel()
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._lse else None

@@ -42,19 +42,19 @@ def test_an_estimate_as_a_table_and_as_csv(run):
     assert code == 0 and "EP4 DP1 TP4" in out and "kernels alone" in out and "fits in 141.0 GB" in err
     code, out, _ = run("estimate", "--ep", 4, "--tp", 4, "--batch", 16, "--csv")
     lines = {line["answer"]: line for line in csv.DictReader(io.StringIO(out))}
-    bound = decode_bound(preset("gpt-oss-120b"), 8192, 16, plan=Plan(4, 1, 4)).seconds
+    bound = decode_bound(preset("gpt-oss-120b"), 8192, 16, SERVED, Plan(4, 1, 4)).seconds
     assert float(lines["bound"]["seconds"]) == pytest.approx(bound) and lines["measured"]["seconds"] == ""
 
 
 def test_plans_in_all_forms(run):
-    code, out, _ = run("plans", "--json")
+    code, out, _ = run("plans", "--by", "kernels", "--json")
     lines = json.loads(out)
     assert code == 0 and len(lines) == 32 and {line["plan"] for line in lines} == {
         "EP1 DP1 TP1", "EP2 DP1 TP2", "EP4 DP1 TP4", "EP8 DP1 TP8"}
     assert any(line["front"] for line in lines) and not all(line["fits"] for line in lines)
     assert not any(line["front"] and not line["fits"] for line in lines)
     assert len(json.loads(run("plans", "--every", "--by", "bound", "--json")[1])) == 30 * 8
-    dearer = json.loads(run("plans", "--price", 6, "--json")[1])
+    dearer = json.loads(run("plans", "--by", "kernels", "--price", 6, "--json")[1])
     assert dearer[0]["usd_per_million_tokens"] == pytest.approx(2 * lines[0]["usd_per_million_tokens"])
     assert run("plans", "--phase", "prefill", "--by", "published", "--csv")[1].startswith("plan,batch,seconds,")
 
@@ -68,12 +68,12 @@ def test_the_published_rows(run):
 
 
 def test_a_fleet(run):
-    code, out, _ = run("fleet", "--rate", 5, "--json")
+    code, out, _ = run("fleet", "--by", "kernels", "--rate", 5, "--json")
     shown = json.loads(out)
     assert code == 0 and shown["meets_goals"] and [pool["pool"] for pool in shown["pools"]] == ["prefill", "decode"]
     assert shown["simulated"]["usd_per_day"] == pytest.approx(24 * sum(pool["usd_per_hour"] for pool in shown["pools"]))
-    assert len(list(csv.DictReader(io.StringIO(run("fleet", "--rate", 5, "--csv")[1])))) == 1
-    assert "Full at so many times this traffic" in run("fleet", "--rate", 5)[1]
+    assert len(list(csv.DictReader(io.StringIO(run("fleet", "--by", "kernels", "--rate", 5, "--csv")[1])))) == 1
+    assert "Full at so many times this traffic" in run("fleet", "--by", "kernels", "--rate", 5)[1]
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), [
@@ -82,10 +82,10 @@ def test_a_fleet(run):
     (("estimate", "--batch", 0), 1, "sequences is 0"),
     (("estimate", "--tokens", 200_000), 1, "exceed the 131072 positions"),
     (("estimate", "--utilisation", 2), 1, "utilisation is 2.0"),
-    (("plans", "--by", "engine"), 1, "this engine: no decode rows of the fast engine have been measured yet"),
+    (("plans",), 1, "this engine: no decode rows of the fast engine have been measured yet"),
     (("plans", "--by", "published"), 1, "its decode charts were not published as numbers"),
-    (("fleet", "--rate", 0), 1, "requests_per_second is 0"),
-    (("fleet", "--first-token", 0.0001), 1, "prefill: no plan takes at most 0.0001 s"),
+    (("fleet", "--by", "kernels", "--rate", 0), 1, "requests_per_second is 0"),
+    (("fleet", "--by", "kernels", "--first-token", 0.0001), 1, "prefill: no plan takes at most 0.0001 s"),
     (("estimate", "--rows", "nowhere.jsonl"), 1, "cannot read results from nowhere.jsonl"),
 ])
 def test_errors_are_one_line(run, arguments, code, message):
@@ -95,4 +95,5 @@ def test_errors_are_one_line(run, arguments, code, message):
 
 def test_without_a_word_the_recorded_rows_are_used(capsys):
     assert main(["cost", "estimate", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["answers"][0]["answer"] == "bound"
+    answers = {line["answer"]: line for line in json.loads(capsys.readouterr().out)["answers"]}
+    assert list(answers)[0] == "bound" and "fast, fp8 experts, fp8 projections" in answers["measured"]["source"]

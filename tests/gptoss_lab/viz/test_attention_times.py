@@ -1,6 +1,7 @@
 """Tables of timings: every case has a line, nothing is invented for absent ones, pairs come from one run."""
 import pytest
 import torch
+from figure_checks import check_figure
 
 from gptoss_lab import results
 from gptoss_lab.bench import attention as bench
@@ -58,6 +59,31 @@ def test_the_cost_of_the_sink_uses_the_pair_of_one_run():
     far = [row("a", "x without sinks", 50.0, peer=("x", 100.0))]
     assert times.costs_table(far).frame["within the spread"].tolist() == ["no"]
     assert times.sink_costs([row("a", "x without sinks", 50.0, peer=("other", 100.0))]) == []
+
+
+def test_the_cost_figure_fills_only_what_lies_beyond_the_spread():
+    rows = [*ROWS, row("b", "fast without sinks", 50.0, peer=("fast", 60.0))]
+    figure = times.costs_figure(rows, ["a", "b", "c"])
+    check_figure(figure)
+    [trace] = figure.data
+    assert list(trace.x) == [pytest.approx(100 / 99), pytest.approx(20.0)] and list(trace.y) == [0, 1]
+    assert list(trace.marker.symbol) == ["circle-open", "circle"]
+    assert list(trace.error_x.array) == [pytest.approx(3.0), pytest.approx(2.0)]
+    assert list(figure.layout.yaxis.ticktext) == ["a", "b"] and "1 of 2 pairs" in figure.layout.title.text
+    assert times.costs_table(rows, beyond=True).frame["case"].tolist() == ["b"]
+    assert "No pair is recorded" in times.costs_figure([], ["a"]).layout.title.text
+
+
+def test_what_is_left_when_only_named_kernels_with_sinks_count():
+    rows = times.with_sinks([*ROWS, row("a", "auto (fast)", 100.0)])
+    assert {r["backend"] for r in rows} == {"fast", "slow", "broken"}
+
+
+def test_a_long_reason_is_cut_between_words():
+    long = row("a", "broken", None, failed="the module " * 30)
+    shown = times.times_table([long], ["a"]).frame["time, us"][0]
+    assert shown.endswith("module ...") or shown.endswith("the ...")
+    assert len(shown) <= times.LONGEST + len("failed:  ...")
 
 
 def test_the_figure_draws_per_cent_of_the_bound_and_leaves_out_the_bare_kernels():

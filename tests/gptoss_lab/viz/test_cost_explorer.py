@@ -58,6 +58,11 @@ def test_the_text_holds_every_answer_with_its_mark():
         assert part in text
 
 
+def test_a_recorded_step_is_shown_and_its_formats_are_named():
+    text = Explorer(RECORDED).words(Choice(plan=Plan(), batch=1))
+    assert "fp8 experts, fp8 projections" in text and "not measured yet" not in text
+
+
 def test_names_of_calibrations_are_those_that_can_answer():
     assert EXPLORER.names() == ["kernels alone", "the published system", "bound"]
     assert Explorer([]).names() == ["kernels alone", "the published system", "bound"]

@@ -8,6 +8,7 @@ from gptoss_lab import results
 from gptoss_lab.config import preset
 from gptoss_lab.cost import Plan
 from gptoss_lab.cost.comparison import compare
+from gptoss_lab.cost.equations import engine_rows
 from gptoss_lab.cost.estimate import Question
 from gptoss_lab.cost.performance import calibrate, kernels_alone, published_system
 from gptoss_lab.cost.pools import Goals, Traffic
@@ -85,6 +86,13 @@ def test_the_prefill_figure_draws_all_rows_with_their_numbers():
     assert "32 of 32" in figure.layout.title.text and "(modelled)" in figure.layout.title.text
 
 
+def test_measured_rows_are_full_marks_and_the_error_of_hollow_ones_says_where_it_was_checked():
+    figure = cost_prefill.figure(compare(RECORDED))
+    ours = [trace for trace in figure.data if (trace.name or "").startswith("ours")]
+    assert [list(trace.marker.symbol) for trace in ours] == [["circle"] * 4 + ["circle-open"] * 12] * 2
+    assert "no pass on several GPUs was measured; on one, 3 held-out" in figure.layout.title.subtitle.text
+
+
 def test_the_prefill_table_marks_every_number():
     frame = cost_prefill.rows_table(COMPARED).frame
     assert len(frame) == 32 and set(frame["ours is"]) == {"modelled: kernels alone"} and set(frame["live, s"]) == {""}
@@ -142,15 +150,38 @@ def test_every_kernel_that_was_timed_is_a_mark_of_the_efficiency_figure():
         points = cost_fit.efficiency(KERNELS, phase)
         assert {"attention_full", "experts_fp8", "link"} <= set(points)
         assert all(0 < p[2] <= 1 for found in points.values() for p in found)
-        assert {p[4] for p in points["attention_full"]} == {"recorded", "published"}
+        origins = {kind: {p[4] for p in points[kind]} for kind in ("attention_full", "experts_fp8", "link")}
+        assert origins == {"attention_full": {"recorded"}, "experts_fp8": {"published"}, "link": {"published"}}
 
 
 def test_coefficients_are_listed_and_what_is_missing_says_why():
-    frame = cost_fit.coefficients_table([calibrate(ROWS), KERNELS, POST]).frame
-    assert (frame["origin"] == "missing").sum() == 3
-    unknown = frame[frame["value"] == "not measured"]
-    assert set(unknown["measurements"]) == {"0"} and "experts_mxfp4" in set(unknown["coefficient"])
-    assert "measured yet" in frame["value"][0]
+    frame = cost_fit.coefficients_table([calibrate(ROWS), KERNELS, POST]).frame.set_index("coefficient")
+    assert set(frame["this engine, decode"]) == {"", *frame["this engine, decode"].tail(1)}
+    assert "measured yet" in frame.loc["none, because", "this engine, decode"]
+    assert frame.loc["none, because", "origin"] == "missing" and (frame["origin"] == "modelled").sum() == len(frame) - 1
+    assert "experts_bf16" not in frame.index             # touched by nothing
+    assert "x bound (" in frame.loc["experts_fp8", "kernels alone, prefill"]
+    assert " us (" in frame.loc["layers", "the published system, prefill"]
+
+
+def test_a_calibrated_engine_is_a_column_with_what_no_row_touches():
+    frame = cost_fit.coefficients_table([calibrate(RECORDED)]).frame.set_index("coefficient")
+    assert frame.loc["experts_mxfp4", "this engine, prefill"] == "not measured"
+    assert "x bound (" in frame.loc["experts_mxfp4", "this engine, decode"] and "none, because" not in frame.index
+
+
+def test_errors_are_drawn_for_whole_passes_alone():
+    model = calibrate(RECORDED)
+    drawn = sum(len(trace.x) for trace in cost_fit.errors_figure(model, "decode").data)
+    assert drawn == len(engine_rows(RECORDED, "decode")) < len(model.of("decode").equations)
+
+
+def test_recorded_steps_stand_beside_the_bounds_of_both_formats():
+    frame = cost_bounds.formats_table(RECORDED, BIG, 8192, (1, 2, 128)).frame
+    recorded = frame[["FP8, ms (recorded)", "MXFP4, ms (recorded)", "FP8 / MXFP4, recorded"]].values.tolist()
+    assert recorded[1] == ["", "", ""] and recorded[2][0] == recorded[2][2] == "" and recorded[2][1]
+    assert float(recorded[0][0]) / float(recorded[0][1]) == pytest.approx(float(recorded[0][2]), abs=0.01)
+    assert float(frame["FP8 bound, ms (modelled)"][0]) < float(recorded[0][0])
 
 
 def test_a_line_per_size_of_traffic(sized):

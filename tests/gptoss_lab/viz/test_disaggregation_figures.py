@@ -5,7 +5,7 @@ import pytest
 
 from gptoss_lab.config import preset
 from gptoss_lab.cost import SERVED, prefill_bound
-from gptoss_lab.cost.performance import kernels_alone
+from gptoss_lab.cost.performance import calibrate, kernels_alone
 from gptoss_lab.cost.pools import Goals, Traffic
 from gptoss_lab.engine.disaggregation_routes import handover_bytes
 from gptoss_lab.results import read_rows, recorded_folder
@@ -143,13 +143,14 @@ def test_goals_out_of_reach(kernels):
         pools.size_shared(kernels, BIG, Traffic(2, 131_000, 64), goals)
 
 
-def test_what_the_notebook_says_of_splitting(kernels):
+def test_what_the_notebook_says_of_splitting():
     """With traffic the split is cheaper for every mix; with little it never is."""
-    much, little = (pools.sized(kernels, BIG, rate, GOALS) for rate in (200, 2))
+    engine = calibrate(read_rows(recorded_folder()))
+    much, little = (pools.sized(engine, BIG, rate, GOALS, precision=SERVED) for rate in (200, 2))
     assert all(both.split.usd_per_day < both.shared.usd_per_day for both in much)
     assert all(both.split.usd_per_day >= both.shared.usd_per_day for both in little)
     assert 0 < pools.saved(much) < 0.5 and pools.saved(little) < 0 and pools.saved([]) == 0
-    fig = pools.figure(much, "kernels alone")
+    fig = pools.figure(much, "this engine")
     assert [a + b for a, b in zip(fig.data[0].y, fig.data[1].y, strict=True)] == [
         both.split.prefill.gpus + both.split.decode.gpus for both in much]
     missed = [pools.Both(much[0].name, much[0].split, None)]

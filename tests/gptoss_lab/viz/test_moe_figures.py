@@ -74,6 +74,24 @@ def test_what_the_bias_costs():
     assert (case, with_bias, without) == ("gemm1/x", 101.0, 100.0) and cost == pytest.approx(1.0) and spread == 0
 
 
+def test_the_products_beside_each_other():
+    rows = [row("gemm1/x", "cuda", 100.0), row("gemm1/x", "deepgemm", 95.0),
+            row("gemm1/x", "torch bf16 grouped_mm", 210.0)]
+    frame = moe_times.products_table(rows, ["gemm1/x", "gemm2/x"]).frame
+    assert frame["DeepGEMM over ours"].tolist() == ["0.95", ""] and frame["% of bound"].tolist() == ["50", ""]
+    assert frame["torch bf16"][0] == "210.0" and frame["torch e4m3, row scales"][0] == ""
+    assert frame["ours, with bias"].tolist() == ["100.0", "not recorded yet"]
+
+
+def test_the_epilogue_fused_and_apart():
+    case = moe_times.cases("gemm1", decode=False)[0].removeprefix("gemm1/")
+    rows = [row(f"gemm1/{case}", "cuda", 100.0), row(f"swiglu, separate/{case}", "triton", 20.0),
+            row(f"gemm1 with swiglu/{case}", "cuda", 102.0)]
+    frame = moe_times.epilogue_table(rows).frame
+    assert frame.iloc[0].tolist() == [case, "100.0", "20.0", "120.0", "102.0", "15", "recorded"]
+    assert "not recorded yet" in str(moe_times.epilogue_table(rows[:2]))
+
+
 def test_nothing_is_timed_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows, about = moe_times.live()

@@ -157,10 +157,24 @@ def test_whole_steps_with_and_without_rows():
 
 def test_recorded_kinds():
     row = make_row("profile", "prefill: attention", "fast", "microseconds", [900.0], "us", model="gpt-oss-120b",
-                   launches=36, share=0.25, shapes=[])
+                   launches=36, share=0.25, shapes=[], batch=1)
     assert profile_left.kinds_recorded([row], "gpt-oss-120b", "prefill").frame["us"].tolist() == ["900"]
-    for other in (("gpt-oss-20b", "prefill"), ("gpt-oss-120b", "decode")):
+    for other in (("gpt-oss-20b", "prefill"), ("gpt-oss-120b", "decode"), ("gpt-oss-120b", "prefill", 8)):
         assert profile_left.kinds_recorded([row], *other).frame["kind"].tolist() == ["no row yet"]
+
+
+def test_recorded_launches():
+    shapes = [{"name": "few(int, void*)", "grid": [180, 1, 1], "block": [256, 1, 1], "launches": 36,
+               "microseconds": 180.0},
+              {"name": "wide", "grid": [320, 1, 1], "block": [256, 1, 1], "launches": 36, "microseconds": 360.0},
+              {"name": "Memcpy HtoD", "grid": [], "block": [], "launches": 1, "microseconds": 2.0}]
+    row = make_row("profile", "decode: dense products", "fast", "microseconds", [542.0], "us", model="gpt-oss-120b",
+                   launches=73, share=0.25, shapes=shapes, batch=8)
+    frame = profile_left.shapes_recorded([row], "gpt-oss-120b", "decode", 8).frame
+    assert frame["launch"].tolist() == ["wide", "few", "Memcpy HtoD"]
+    assert frame["us each"].tolist() == ["10.0", "5.0", "2.0"] and frame["block"].tolist()[:2] == ["256", "256"]
+    assert len(profile_left.shapes_recorded([row], "gpt-oss-120b", "decode", 8, most=1).frame) == 1
+    assert profile_left.shapes_recorded([row], "gpt-oss-120b", "decode").frame["launch"].tolist() == ["no row yet"]
 
 
 def test_before_and_after():

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gptoss_kernels.projection.few_cuda import ROWS
 from gptoss_lab.viz import tune_grids
 from gptoss_lab.viz.tune_grids import CLUSTERS, Product
 
@@ -73,3 +74,4 @@ def test_tables():
     decode = tune_grids.decode_table().frame.set_index("product")
     assert decode.loc["experts' down, one token", "programs"] == "92"
     assert decode.loc["few-token output, chosen", "evenness, %"] == "68.2"
+    assert decode.loc["few-token QKV, chosen", "programs"] == str(5120 // ROWS) == "320"

@@ -14,6 +14,7 @@ from gptoss_lab.cost.speculation import tokens_per_round
 from gptoss_lab.engine import Engine, SamplingParams
 from gptoss_lab.engine.decoders.verify import accept_sampled
 from gptoss_lab.model import load_model
+from gptoss_lab.results import read_rows, recorded_folder
 from gptoss_lab.viz import (
     engine_acceptance,
     speculation_exact,
@@ -190,3 +191,12 @@ def test_step_rows_say_what_they_predict():
 def test_without_rows_the_tables_say_so():
     for shown in (speculation_recorded.drafts_table([]), speculation_recorded.steps_table([])):
         assert shown.frame.iloc[0, 0] == "not recorded yet"
+
+
+def test_a_proposal_is_a_recorded_step_of_the_small_model():
+    rows = read_rows(recorded_folder())
+    frame = speculation_recorded.proposals_table(rows, "gpt-oss-120b", "gpt-oss-20b", (1, 2, 128), 8192).frame
+    assert frame["experts"].tolist() == ["fp8", "mxfp4", "mxfp4"] and frame["batch"].tolist() == ["1", "1", "128"]
+    assert all(0 < float(share) < 1 for share in frame["draft / step"])
+    nothing = speculation_recorded.proposals_table([], "gpt-oss-120b", "gpt-oss-20b", (1,), 8192)
+    assert nothing.frame.iloc[0, 0] == speculation_recorded.NOTHING

@@ -15,14 +15,14 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts and their weights.
 
-    logits: [T, E]. Returns ids [T, k] int64, by descending logit (equal logits: ascending id), and weights [T, k] in
+    logits: [.., E]. Returns ids [.., k] int64, by descending logit (equal logits: ascending id), and weights [.., k] in
     `weight_dtype`. softmax: "after" is over the k selected logits (gpt-oss); "before" is over all E, not renormalised.
     """
     if not 0 < experts_per_token <= logits.shape[-1]:
         raise ValueError(f"route: {experts_per_token} experts per token of {logits.shape[-1]}; between 1 and that")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     ordered, ids = torch.sort(wide, dim=-1, descending=True, stable=True)
-    ordered, ids = ordered[:, :experts_per_token], ids[:, :experts_per_token]
+    ordered, ids = ordered[..., :experts_per_token], ids[..., :experts_per_token]
     if softmax == "after":
         weights = torch.softmax(ordered, dim=-1)
     elif softmax == "before":

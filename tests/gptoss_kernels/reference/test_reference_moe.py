@@ -220,3 +220,11 @@ def test_unknown_form():
     ):
         with pytest.raises(ValueError, match="'int4'; 'dense', 'mxfp4' or 'fp8'"):
             call()
+
+
+def test_layers_of_logits_are_routed_each_by_itself():
+    logits = torch.randn(3, 5, 8)
+    ids, weights = route(logits, 2)
+    for layer in range(3):
+        alone = route(logits[layer], 2)
+        assert torch.equal(ids[layer], alone[0]) and torch.equal(weights[layer], alone[1])

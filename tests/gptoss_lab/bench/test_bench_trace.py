@@ -32,6 +32,14 @@ def test_kernels_gaps_and_share():
     assert idle_share(kernels) == pytest.approx(7 / 53)
 
 
+def test_a_kernel_that_overlaps_counts_from_the_end_of_the_one_in_front():
+    kernels = kernels_of(TRACE, on_gpu=True)
+    assert (kernels[3].start, kernels[3].microseconds) == (50, 10)             # it ran from 45 on, beside the other
+    assert sum(k.microseconds for k in kernels) == span(kernels) - sum(idle(kernels))
+    within = {"traceEvents": [event("long", 0, 10), event("short", 2, 3), event("next", 12, 1)]}
+    assert [k.microseconds for k in kernels_of(within, on_gpu=True)] == [10, 0, 1]
+
+
 def test_table_by_kind():
     rows = by_kind(kernels_of(TRACE, on_gpu=True))
     assert [row["kind"] for row in rows] == ["e4m3 and MXFP4 products", "attention", "quantise", "copies"]

@@ -204,8 +204,13 @@ def _static_provenance() -> dict[str, Any]:
 def provenance() -> dict[str, Any]:
     """Where a row was measured: gpu, driver, versions, commit, date, command. The command's paths are shortened."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    command = shlex.join([program, *(Path(a).name if os.path.isabs(a) else a for a in sys.argv[1:])])
+    command = shown_command([program, *sys.argv[1:]])
     return {**_static_provenance(), "date": date.today().isoformat(), "command": command}
+
+
+def shown_command(words: Iterable[str]) -> str:
+    """A command line as it may be shown: of an absolute path only the last part."""
+    return shlex.join(Path(word).name if os.path.isabs(word) else word for word in words)
 
 
 def _gpu() -> tuple[str | None, str | None]:

@@ -75,11 +75,12 @@ def answers(
     """The bound, the measured row, the published row and one answer per model, in this order."""
     return [
         Answer("bound", "modelled", question.bound.seconds, "datasheet rates"),
-        _measured(question, rows), _published(question), *(_modelled(question, model) for model in models),
+        measured(question, rows), _published(question), *(_modelled(question, model) for model in models),
     ]
 
 
-def _measured(question: Question, rows: Iterable[Mapping[str, Any]]) -> Answer:
+def measured(question: Question, rows: Iterable[Mapping[str, Any]]) -> Answer:
+    """The recorded pass that the question asks for; without seconds where there is none."""
     for row in engine_rows(rows, question.phase):
         of = row["conditions"]
         if ((of["model"], of["tokens"], of["batch"]) == (question.config.name, question.tokens, question.batch)

@@ -12,7 +12,6 @@ command again goes on from there.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ import torch
 from gptoss_lab.checkpoint.compact import write_compact
 from gptoss_lab.checkpoint.writer import write_json
 from gptoss_lab.config import ModelConfig
+from gptoss_lab.results import shown_command
 from gptoss_lab.train import experts
 from gptoss_lab.train.attention import FORMS, choose_form
 from gptoss_lab.train.batches import stream
@@ -106,8 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     kind.add_argument("--rehearse", action="store_true", help="the real sizes, few steps: does it work, and how fast?")
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    command = shlex.join(["python", "-m", "gptoss_lab.train.run", *(Path(w).name if w.startswith("/") else w
-                                                                    for w in words)])
+    command = shown_command(["python", "-m", "gptoss_lab.train.run", *words])
     chosen = {k: v for k in ("tokens", "workers", "evaluation") if (v := getattr(given, k)) is not None}
     settings = replace(SMOKE if given.smoke else REHEARSAL if given.rehearse else Settings(), **chosen)
     run = prepare(

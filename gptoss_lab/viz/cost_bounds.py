@@ -3,6 +3,7 @@ near the recorded steps of both weight formats come to the first."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,8 +11,7 @@ import plotly.graph_objects as go
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.cost import Plan, Precision, max_sequences, memory_fit
 from gptoss_lab.cost.bounds import decode_bound
-from gptoss_lab.cost.equations import engine_rows, pass_seconds
-from gptoss_lab.cost.estimate import Question
+from gptoss_lab.cost.estimate import Question, measured
 from gptoss_lab.cost.formats import format_table
 from gptoss_lab.cost.precision import FP8_EXPERTS, RELEASED, SERVED
 from gptoss_lab.cost.sweep import BATCHES, EP_PLANS
@@ -71,7 +71,8 @@ def formats_table(
     lines = []
     for row in format_table(config, tokens, batches, SERVED):
         bounds = (row.fp8_seconds, row.mxfp4_seconds)
-        steps = [_recorded_step(rows, config, tokens, row.batch, form) for form in ("fp8", "mxfp4")]
+        steps = [measured(Question(config, "decode", tokens, row.batch, precision=replace(SERVED, experts=form)),
+                          rows).seconds for form in ("fp8", "mxfp4")]
         both = "" if None in steps else f"{steps[0] / steps[1]:.2f}"
         lines.append([row.batch, f"{row.distinct_experts:.1f}", *(f"{1e3 * value:.2f}" for value in bounds),
                       f"{row.fp8_over_mxfp4:.2f}", *("" if step is None else f"{1e3 * step:.2f}" for step in steps),
@@ -79,13 +80,3 @@ def formats_table(
     return table(lines, ["batch", "experts per layer", "FP8 bound, ms (modelled)", "MXFP4 bound, ms (modelled)",
                          "FP8 / MXFP4, bounds", "FP8, ms (recorded)", "MXFP4, ms (recorded)",
                          "FP8 / MXFP4, recorded"])
-
-
-def _recorded_step(
-    rows: Iterable[Mapping[str, Any]], config: ModelConfig, tokens: int, batch: int, experts: str
-) -> float | None:
-    """Seconds of the recorded step of a whole model on one GPU; None without one."""
-    wanted = {"model": config.name, "tokens": tokens, "batch": batch, "experts": experts, "projections": "fp8",
-              "ep": 1, "dp": 1, "tp": 1}
-    found = [row for row in engine_rows(rows, "decode") if wanted.items() <= row["conditions"].items()]
-    return pass_seconds(found[-1]) if found else None

@@ -12,6 +12,7 @@ import torch
 
 from gptoss_kernels.moe import gemm_cuda
 from gptoss_kernels.moe.cuda import driver
+from gptoss_kernels.projection.backends import sizes_obstacle
 from gptoss_kernels.projection.few import check_few
 from gptoss_kernels.registry import register
 
@@ -35,11 +36,7 @@ def _kernel(n: int, k: int, tokens: int, e4m3: bool, norm: bool, residual: bool,
 
 def _obstacle(device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16, **needs: object
               ) -> str | None:
-    for axis in ("hidden_size", "q_size", "qkv_size"):
-        size = needs.get(axis)
-        if size is not None and size % 64:
-            return f"it needs {axis} in multiples of 64; it is {size}"
-    return gemm_cuda.obstacle(device, dtype=dtype)
+    return sizes_obstacle(needs) or gemm_cuda.obstacle(device, dtype=dtype)
 
 
 @register("few_linear", "cuda", rank=10, obstacle=_obstacle)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from gptoss_kernels.moe import decode_cuda, gemm_cuda, gemm_triton
-from gptoss_kernels.projection.backends import triton_obstacle
+from gptoss_kernels.projection.backends import sizes_obstacle, triton_obstacle
 from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.fused import fp8_linear
@@ -61,11 +61,8 @@ def fp8_linear_align(backend: str, tokens: int) -> int:
 
 
 def _cuda_obstacle(**needs: object) -> str | None:
-    for axis in ("hidden_size", "q_size", "qkv_size"):
-        size = needs.get(axis)
-        if size is not None and (size % 64 or (size > 4096 and axis != "qkv_size")):
-            return f"it needs {axis} in multiples of 64 up to 4096; it is {size}"
-    return gemm_cuda.obstacle(needs.get("device"), dtype=needs.get("dtype", torch.bfloat16))
+    return sizes_obstacle(needs, 4096) or gemm_cuda.obstacle(needs.get("device"),
+                                                             dtype=needs.get("dtype", torch.bfloat16))
 
 
 def _make(gemm: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

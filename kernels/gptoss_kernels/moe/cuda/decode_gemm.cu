@@ -325,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(288, 1)
 decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* x_scale, long long scale_row,
             long long scale_group, const int* token_of, const void* w_scale, const float* bias, const int* tile_expert,
             const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride) {
-    extern __shared__ __align__(1024) uint8 raw[];
+    DYNAMIC_SHARED(raw);
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES);
     if (EPILOGUE == 1) wait_for_previous();                             // a layer's first product: that is the routing
     if (threadIdx.x >= 256) {

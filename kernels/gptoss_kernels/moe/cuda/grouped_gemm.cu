@@ -387,7 +387,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
              const __grid_constant__ TensorMap out_map, const float* sa, int sa_stride, const float* sb,
              const float* bias, const int* counts, float* out_scale, int out_scale_stride) {
-    extern __shared__ __align__(1024) uint8 raw[];                      // swizzled tiles start at multiples of 1024
+    DYNAMIC_SHARED(raw);                      // swizzled tiles start at multiples of 1024
     uint32 data = shared_address(raw), staging = data + STAGES * STAGE_BYTES;
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES + 2 * OUT_BYTES);
     int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2, warp = thread_index() / 32;

@@ -1,10 +1,10 @@
 """The end of a sharded layer, timed: all-reduce of [rows, H] bf16, residual add, RMSNorm. And KV from GPU to GPU.
 
 On GPUs each form is captured as a CUDA graph of several calls, as an engine runs it, and the graphs are replayed in
-turn: our kernel in both forms (it copies the part out of ordinary memory itself, as for a model's experts), NCCL with
-add and norm behind it, and NCCL's all-reduce alone. All are first compared with the plain sum of all ranks' parts. On
-CPU ranks gloo's plain form is timed, which says nothing about NVLink but runs every line that is not a kernel.
-Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
+turn: our kernel in both forms, the part lying where the layer before wrote it for the peers ("in place") or in ordinary
+memory, out of which the kernel copies it first; NCCL with add and norm behind it, and NCCL's all-reduce alone. All are
+first compared with the plain sum of all ranks' parts. On CPU ranks gloo's plain form is timed, which says nothing about
+NVLink but runs every line that is not a kernel. Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
 
     gptoss-lab bench comm --ranks 2
     torchrun --nproc-per-node 2 -m gptoss_lab.bench.comm --out results/comm.jsonl
@@ -81,12 +81,17 @@ def _forms(
 
         fused = FusedAllReduce(group.process_group, len(part), part.shape[1])
 
-        def kernel(form: str) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(2):                                              # both of the buffers that take turns
+            fused.part(len(part)).copy_(part)
+            fused(residual, None, part=fused.part(len(part)))
+
+        def kernel(form: str, given: torch.Tensor | None) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
             def call() -> tuple[torch.Tensor, torch.Tensor]:
-                return fused(residual, weight, form=form, part=part)
+                return fused(residual, weight, form=form, part=given)
             return call
 
-        forms = {"triton one_shot": kernel("one_shot"), "triton two_shot": kernel("two_shot")} | forms
+        forms = {f"triton {form}{where}": kernel(form, given) for form in ("one_shot", "two_shot")
+                 for where, given in ((", in place", None), ("", part))} | forms
     return forms
 
 
@@ -160,7 +165,8 @@ def comm_rows(
 
 
 def hand_over(own: TorchRanks, config: ModelConfig, tokens: int, repetitions: int) -> list[float]:
-    """Seconds in which rank 0 gives the keys and values of one prompt to rank 1, layer by layer, checked by sums."""
+    """Seconds in which rank 0 gives the keys and values of one prompt to rank 1, all layers at once, checked by values.
+    """
     group = own.group(range(own.world))
     seconds = []
     layers = [min(tokens, config.sliding_window - 1) if config.is_sliding(n) else tokens
@@ -171,11 +177,9 @@ def hand_over(own: TorchRanks, config: ModelConfig, tokens: int, repetitions: in
         _meet(own, group)
         begin = time.perf_counter()
         if own.rank == 0:
-            for wait in [group.send(block, 1, "pages") for block in blocks]:
-                wait()
+            group.send_all(blocks, 1, "pages")()
         elif own.rank == 1:
-            for block in blocks:
-                group.receive(block, 0, "pages")
+            group.receive_all(blocks, 0, "pages")
         _meet(own, group)
         seconds.append(time.perf_counter() - begin)
     if own.rank == 1 and any(float(b.min()) != n + 1 or float(b.max()) != n + 1 for n, b in enumerate(blocks)):

@@ -132,11 +132,11 @@ def _measured(
         logits = model(warm, ones, caches)
     if not bool(torch.isfinite(logits).all()):
         raise RuntimeError(f"{case.name}: the logits are not finite")
-    times = _intervals(model.device, [lambda row=row: model(row, ones, caches) for row in ids])
-    bare = _intervals(model.device, [captured.replay] * steps)
+    times = intervals(model.device, [lambda row=row: model(row, ones, caches) for row in ids])
+    bare = intervals(model.device, [captured.replay] * steps)
     about = expert_use(model, lambda look: model(ids[0], ones, caches, observe=look))
     model.graphs = False                                                 # launch by launch, as without graphs
-    eager = _intervals(model.device, [lambda: model(ids[0], ones, caches)] * min(4, steps))
+    eager = intervals(model.device, [lambda: model(ids[0], ones, caches)] * min(4, steps))
     return times, about | {
         "clocks": clocks(), "capture_seconds": captured.seconds, "capture_bytes": captured.bytes,
         "replay_ms": round(sorted(bare)[len(bare) // 2], 4), "eager_ms": round(min(eager), 4),
@@ -146,7 +146,7 @@ def _measured(
     }
 
 
-def _intervals(device: torch.device, calls: Sequence[Callable[[], object]]) -> list[float]:
+def intervals(device: torch.device, calls: Sequence[Callable[[], object]]) -> list[float]:
     """Milliseconds from the start of each call's work to the start of the next one's."""
     if device.type != "cuda":
         moments = [time.perf_counter()]

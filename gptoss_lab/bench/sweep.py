@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,85 +113,119 @@ def run(
     ones made on the device). small: see `cells`. comms: first the combine and the hand-over (comm.py). plans: only
     these (default: all of the world).
     """
-    start, new = time.monotonic(), []
-
-    def left() -> float:
-        return float("inf") if seconds is None else seconds - (time.monotonic() - start)
-
-    def keep(rows: Iterable[Row], show: bool = True) -> None:
-        made = list(rows)
-        write_rows(out, made)
-        new.extend(made)
-        for row in made if show else ():
-            print(text(row), flush=True)
-
+    sweep = _Sweep(out, world, repetitions, steps, seconds)
     done = {_key(row) for row in read_rows(out)} if out.exists() else set()
     if comms and not any(key[0] == "comm" for key in done):
-        keep(comm.run(None, world, (1, 8) if small else comm.ROWS, repetitions, models[0].name,
-                      64 if small else 8192), show=False)               # it prints its own
+        sweep.keep(comm.run(None, world, (1, 8) if small else comm.ROWS, repetitions, models[0].name,
+                            64 if small else 8192), show=False)         # it prints its own
     todo = [cell for cell in cells(models, world, checkpoint=checkpoint, small=small)
             if _cell_key(cell) not in done and (not plans or cell.subject.plan in plans)]
     longest = 0.0
-    for subject in dict.fromkeys(cell.subject for cell in todo):
-        if left() <= 0 or left() < 2 * longest:
-            print(f"{subject.plan} and what follows left out: {left():.0f} s are left", flush=True)
-            break
-        begin = time.monotonic()
-        _measure(subject, [cell for cell in todo if cell.subject == subject], world, repetitions, steps, left, keep)
-        longest = max(longest, time.monotonic() - begin)
-    print(f"{len(new)} rows in {time.monotonic() - start:.0f} s; {len(todo)} cells were open", flush=True)
-    return new
-
-
-def _measure(
-    subject: RankSubject, todo: list[Cell], world: int, repetitions: int, steps: int, left: Callable[[], float],
-    keep: Callable[[Iterable[Row]], None],
-) -> None:
-    """All open cells of one plan: compare with one rank, load, time. What fails becomes a row that says why."""
-    gpus = torch.cuda.is_available() and torch.cuda.device_count() >= world
-    open_cells = list(todo)
     try:
-        with Ranks(world, timeout=300) as ranks:
-            keep([_checked(ranks, subject, gpus)])
-            ranks.run(sweep_work.prepare, subject, max(cell.tokens for cell in todo))
-            for cell in todo:
-                if left() <= 0:
-                    return
-                if cell.kind == "prefill":
-                    readings = ranks.run(sweep_work.prefill, cell.tokens, cell.batch, repetitions)
-                else:
-                    readings = ranks.run(sweep_work.decode, cell.tokens, cell.batch, steps)
-                open_cells.remove(cell)
-                keep([row_of(cell, readings, gpus)])
-    except (RankError, WrongResult) as error:
-        why = str(error).splitlines()[0]
-        if isinstance(error, WrongResult):                              # none of its numbers would mean anything
-            keep([row_of(cell, None, gpus, failed=why) for cell in open_cells])
+        for subject in dict.fromkeys(cell.subject for cell in todo):
+            if sweep.left() <= 0 or sweep.left() < 2 * longest:
+                print(f"{subject.plan} and what follows left out: {sweep.left():.0f} s are left", flush=True)
+                break
+            begin = time.monotonic()
+            sweep.measure(subject, [cell for cell in todo if cell.subject == subject])
+            longest = max(longest, time.monotonic() - begin)
+    finally:
+        sweep.close()
+    print(f"{len(sweep.new)} rows in {sweep.spent():.0f} s; {len(todo)} cells were open", flush=True)
+    return sweep.new
+
+
+class _Sweep:
+    """Ranks that stay from plan to plan, the logits of one rank to compare with, and the file that rows go to."""
+
+    def __init__(self, out: Path, world: int, repetitions: int, steps: int, seconds: float | None) -> None:
+        self.out, self.world, self.repetitions, self.steps, self.seconds = out, world, repetitions, steps, seconds
+        self.gpus = torch.cuda.is_available() and torch.cuda.device_count() >= world
+        self.new: list[Row] = []
+        self._start, self._held = time.monotonic(), ExitStack()
+        self._ranks: Ranks | None = None
+        self._alone: dict[RankSubject, torch.Tensor] = {}
+
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def left(self) -> float:
+        """Seconds that may still be used."""
+        return float("inf") if self.seconds is None else self.seconds - self.spent()
+
+    def keep(self, rows: Iterable[Row], show: bool = True) -> None:
+        """Write rows at once."""
+        made = list(rows)
+        write_rows(self.out, made)
+        self.new.extend(made)
+        for row in made if show else ():
+            print(text(row), flush=True)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._held.close()
+        self._ranks = None
+
+    def measure(self, subject: RankSubject, todo: Sequence[Cell]) -> None:
+        """All cells of one plan: compare with one rank, load, time. What fails becomes a row that says why."""
+        open_cells = list(todo)
+        while open_cells and self.left() > 0:
+            try:
+                self.keep([self._checked(subject)])
+                self._run(sweep_work.prepare, subject, max(cell.tokens for cell in todo))
+                while open_cells and self.left() > 0:
+                    self.keep([self._timed(open_cells[0])])
+                    del open_cells[0]
+            except WrongResult as error:                                # none of its numbers would mean anything
+                self.keep([row_of(cell, None, self.gpus, failed=_line(error)) for cell in open_cells])
+                return
+            except RankError as error:                                  # the rest is tried again with new ranks
+                self.close()
+                self.keep([row_of(open_cells.pop(0), None, self.gpus, failed=_line(error))])
+
+    def _run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        if self._ranks is None:
+            self._ranks = self._held.enter_context(Ranks(self.world, timeout=300))
+        return self._ranks.run(work, *arguments)
+
+    def _timed(self, cell: Cell) -> Row:
+        if cell.kind == "prefill":
+            readings = self._run(sweep_work.prefill, cell.tokens, cell.batch, self.repetitions)
         else:
-            keep([row_of(open_cells[0], None, gpus, failed=why)])       # the rest is tried again with new ranks
-            if len(open_cells) > 1:
-                _measure(subject, open_cells[1:], world, repetitions, steps, left, keep)
+            readings = self._run(sweep_work.decode, cell.tokens, cell.batch, self.steps)
+            if isinstance(readings[0], str):
+                return row_of(cell, None, self.gpus, failed=readings[0])
+        return row_of(cell, readings, self.gpus)
+
+    def _checked(self, subject: RankSubject) -> Row:
+        """Compare the plan's logits of a small prompt with TP1 on the same machine; the row of suite "accuracy"."""
+        ours = next(x for x in self._run(sweep_work.small_logits, subject) if x is not None)
+        exact = self._one_rank(replace(subject, plan=Plan()))
+        error = ((ours - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
+        limit = TOLERANCE["CPU" if not self.gpus else "fast on a GPU" if subject.fast else "plain on a GPU"]
+        if not error <= limit:
+            raise WrongResult(f"{subject.plan}: median relative error of the logits is {error:.3g}; at most {limit} is "
+                              "right")
+        same = (ours.argmax(dim=1) == exact.argmax(dim=1)).float().mean().item()
+        return make_row("accuracy", "plan against one rank, 2 layers", subject.backend, "accuracy", [same],
+                        "share of equal top-1", bound=1.0, statistic="single", median_relative_error=error,
+                        tolerance=limit, **subject.conditions | {"tokens": sweep_work.CHECKED_TOKENS, "batch": 1})
+
+    def _one_rank(self, alone: RankSubject) -> torch.Tensor:
+        """The logits of one rank, computed once for all plans whose weights have the same forms."""
+        if alone not in self._alone:
+            with Ranks(1, "nccl" if self.gpus else "gloo", timeout=300) as one:
+                self._alone[alone] = one.run(sweep_work.small_logits, alone)[0]
+        return self._alone[alone]
 
 
 class WrongResult(RuntimeError):
     """A plan whose logits are not those of one rank; nothing of it is timed."""
 
 
-def _checked(ranks: Ranks, subject: RankSubject, gpus: bool) -> Row:
-    """Compare the plan's logits of a small prompt with TP1 on the same machine; the row of suite "accuracy"."""
-    ours = next(x for x in ranks.run(sweep_work.small_logits, subject) if x is not None)
-    alone = replace(subject, plan=Plan())
-    with Ranks(1, ranks.backend, timeout=300) as one:
-        exact = one.run(sweep_work.small_logits, alone)[0]
-    error = ((ours - exact).norm(dim=1) / exact.norm(dim=1)).median().item()
-    limit = TOLERANCE["CPU" if not gpus else "fast on a GPU" if subject.fast else "plain on a GPU"]
-    if not error <= limit:
-        raise WrongResult(f"{subject.plan}: median relative error of the logits is {error:.3g}; at most {limit} is "
-                          "right")
-    same = (ours.argmax(dim=1) == exact.argmax(dim=1)).float().mean().item()
-    return make_row("accuracy", "plan against one rank, 2 layers", subject.backend, "accuracy", [same],
-                    "share of equal top-1", bound=1.0, statistic="single", median_relative_error=error, tolerance=limit,
-                    **subject.conditions | {"tokens": sweep_work.CHECKED_TOKENS, "batch": 1})
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def text(row: Row) -> str:

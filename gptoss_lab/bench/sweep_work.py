@@ -7,11 +7,15 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from gptoss_lab.bench.decode import RESERVE, intervals
+from gptoss_lab.bench.fast_model import free_bytes, give_back
 from gptoss_lab.bench.rank_model import RankSubject, centre_routers, fast_weights, plain_model
+from gptoss_lab.cost import kv_bytes
 from gptoss_lab.model.fast import FastTransformer, fast_share
 from gptoss_lab.parallel import PlanCollectives, TorchRanks
 from gptoss_lab.parallel.collectives import PlanGroups
@@ -19,7 +23,7 @@ from gptoss_lab.parallel.groups import Group
 
 _HELD: dict[str, Any] = {}
 CHECKED_LAYERS, CHECKED_TOKENS = 2, 200
-WARM = 2
+WARM = 1
 
 
 def dtype_of(own: TorchRanks) -> torch.dtype:
@@ -89,36 +93,50 @@ def prefill(own: TorchRanks, tokens: int, batch: int, repetitions: int) -> list[
 
 
 @torch.inference_mode()
-def decode(own: TorchRanks, tokens: int, batch: int, steps: int) -> list[float]:
-    """Milliseconds of decode steps of `batch` sequences in all, each at `tokens` tokens, reading by reading.
+def decode(own: TorchRanks, tokens: int, batch: int, steps: int) -> list[float] | str:
+    """Milliseconds of decode steps of `batch` sequences in all, each at `tokens` tokens, reading by reading; or, on all
+    ranks, why there is no room.
 
-    Keys and values are random; the fast forward replays captured steps.
+    Keys and values are random; the fast forward replays captured steps, one right after the other.
     """
     subject, groups, everyone = _HELD["subject"], _HELD["groups"], _HELD["everyone"]
     mine = len(range(groups.place.dp, batch, subject.plan.dp))
-    room = tokens + steps + 8
+    room = tokens + steps + WARM + 8
+    obstacle = _no_room(own, everyone, groups, mine, room)
+    if obstacle is not None:
+        return obstacle
     size = -(-batch // subject.plan.dp)                   # of the largest group, and so of every captured step
     model = _fast(groups, room * mine, mine, sizes=(size,), max_kv_len=room) if subject.fast else _HELD["model"]
     caches = [_filled(model, tokens - 1, room, seed) for seed in range(mine)]
     ids = random_ids(subject.config.vocab_size, (steps + WARM) * max(mine, 1), own.device).view(steps + WARM, -1)
-    times = []
-    for row in ids[:, :mine]:
-        _meet(own, everyone)
-        begin = time.perf_counter()
+    rows = list(ids[:, :mine])
+    for row in rows[:WARM]:
         logits = model(row, [1] * mine, caches)
-        _meet(own, everyone)
-        times.append(1e3 * (time.perf_counter() - begin))
-        if mine and not bool(torch.isfinite(logits).all()):
-            raise RuntimeError(f"decode at {tokens} tokens: the logits are not finite")
+    if mine and not bool(torch.isfinite(logits).all()):
+        raise RuntimeError(f"decode at {tokens} tokens: the logits are not finite")
+    _meet(own, everyone)
+    times = intervals(own.device, [partial(model, row, [1] * mine, caches) for row in rows[WARM:]])
     _release(caches)
-    return times[WARM:]
+    return times
+
+
+def _no_room(own: TorchRanks, everyone: Group, groups: PlanGroups, sequences: int, tokens: int
+             ) -> str | None:
+    """Why keys and values of so many sequences do not fit on some rank, the same answer on all; None if they do."""
+    config, free = _HELD["subject"].config, free_bytes(own.device)
+    if free is None:
+        return None
+    needed = sequences * kv_bytes(config, tokens) * len(groups.share(config).kv_heads) / config.num_kv_heads
+    most = everyone.all_gather(torch.tensor([[needed, free - RESERVE]], device=own.device), [1] * own.world, "room")
+    if all(wanted <= left for wanted, left in most.tolist()):
+        return None
+    wanted, left = max(most.tolist(), key=lambda pair: pair[0] - pair[1])
+    return f"does not fit: {wanted / 1e9:.1f} GB of keys and values on a rank, {max(0, left) / 1e9:.1f} GB are left"
 
 
 def _fast(groups: PlanGroups, tokens: int, sequences: int, **options: Any) -> FastTransformer:
     """The fast forward over the weights that are held; the buffers of the ranks' sums are sized once."""
-    gc.collect()                                          # a model and its captured steps know each other
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    give_back(_HELD["weights"].device)
     return fast_share(_HELD["weights"], groups, tokens=max(tokens, 64), sequences=max(sequences, 1),
                       ranks=_HELD["ranks"], rank_rows=_HELD["rows"], **options)
 

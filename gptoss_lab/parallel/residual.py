@@ -44,19 +44,19 @@ class ResidualSum:
     def form(self, rows: int) -> str:
         """"one_shot", "two_shot" or "plain": how so many rows are summed.
 
-        The two-shot kernel is the faster one for a prompt too, so only the buffers' size limits it: the sum that the
-        next layer reads is written by the kernel that adds, where a library's all-reduce leaves two more passes over
-        the rows.
+        The kernel is the faster one for a prompt too, so only the buffers' size limits it: the sum that the next layer
+        reads is written by the kernel that adds, where a library's all-reduce leaves two more passes over the rows.
         """
         if self._fused is None or rows > self.rows:
             return "plain"
         from gptoss_kernels.comm import choose_form
 
-        return choose_form(rows)
+        return choose_form(rows, self.group.size)
 
     def room(self, rows: int) -> torch.Tensor | None:
-        """Where the part of the next call, [rows, H], had best be written; None where it does not matter."""
-        return self._fused.part(rows) if rows and self.form(rows) == "two_shot" else None
+        """Where the part of the next call, [rows, H], had best be written: from elsewhere the kernel copies it first.
+        None where there is no such place."""
+        return self._fused.part(rows) if rows and self.form(rows) != "plain" else None
 
     def __call__(
         self, part: torch.Tensor, residual: torch.Tensor, what: str, norm_weight: torch.Tensor | None = None,

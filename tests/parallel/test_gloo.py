@@ -115,6 +115,11 @@ def test_send_and_receive(two):
     assert two.run(rank_work.pass_on)[1].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_several_tensors_at_once(two):
+    same, received = two.run(rank_work.pass_all_on)[1]
+    assert same == [True] * 3 and received == 6 * 8 + 5 * 2
+
+
 def test_mismatched_plans(two):
     for message in two.run(rank_work.disagree):
         assert message == ("plan is 'EP2 DP1 TP2' on rank 1 and 'EP1 DP1 TP2' on rank 0; "

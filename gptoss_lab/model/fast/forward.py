@@ -6,14 +6,14 @@ A layer in prefill, with what each launch does:
     product             QKV with its bias
     rope_cache          split, turn, into the pages
     attention           with the sink
-    product             output projection, accumulated onto x + bias (e4m3: quantise, product with bias, one addition)
+    product             output projection, accumulated onto x + bias (e4m3: quantise, product with bias onto x)
     moe_layer           6: route 2, quantise 1, products 2, combine with the residual 1
 
 Up to 32 tokens, in decode, the norm is part of the QKV product and bias and residual of the output projection, in both
 forms of the weights: one launch each (gptoss_kernels.projection.few).
 
-Nothing here asks the device for a value, so the same function is captured for decode. The residual stream is never
-written in place across layers, except where the output projection accumulates onto its own fresh copy.
+Nothing here asks the device for a value, so the same function is captured for decode. A layer of a prompt adds its
+attention to the residual stream in place, where nobody else holds it; its experts write a new one.
 """
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ class Forward:
         return linear(normed, layer.qkv.weight, layer.qkv.bias), x if base is None else base
 
     def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: AnyStep) -> torch.Tensor:
-        """base [T, H] + output projection of heads [T, Hq D]."""
+        """base [T, H] + output projection of heads [T, Hq D]; for more than a few rows base is written over."""
         if heads.shape[0] <= MOST_TOKENS:
             return self._few(heads, out.weight, out.bias, scale_inv=out.scale_inv, residual=base)
         if out.scale_inv is not None:
-            return base + self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows)
+            return self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=base, add=True)
         return torch.addmm(base, heads, out.weight.t(), out=base)                # in place: no copy of base
 
     def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:

@@ -163,7 +163,7 @@ class RankForward(Forward):
         if heads.shape[0] <= MOST_TOKENS:
             part = self._few(heads, out.weight, out.bias, scale_inv=out.scale_inv)
         elif out.scale_inv is not None:
-            part = self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows)
+            part = self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=self.sum.room(heads.shape[0]))
         else:
             room = self.sum.room(heads.shape[0])
             part = (linear(heads, out.weight, out.bias) if room is None
@@ -174,7 +174,7 @@ class RankForward(Forward):
         """x [T, H] -> x + the sum over the ranks of their experts' parts [T, H]."""
         if isinstance(step, RankStep):
             return self._gathered_experts(x, layer, step)
-        part = self._moe(x, layer.moe, residual=False, num_tokens=step.live)
+        part = self._moe(x, layer.moe, residual=False, num_tokens=step.live, out=self.sum.room(x.shape[0]))
         total, normed = self.sum(part, x, "combine", self._next_norm(n, len(x)), self.weights.config.rms_norm_eps)
         self._ahead = total, normed
         return total

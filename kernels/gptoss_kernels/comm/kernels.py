@@ -61,52 +61,58 @@ def _peer(addresses_ptr, rank, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _norm_store(x, weight_ptr, normed_ptr, row, h, inside, eps, H: tl.constexpr):
-    """RMSNorm of one rounded row x, stored. The weight is multiplied in fp32, before the one rounding."""
+def _norm_store(x, weight_ptr, normed_ptr, at, h, live, eps, H: tl.constexpr):
+    """RMSNorm of rounded rows x [R, BLOCK_H], stored. The weight is multiplied in fp32, before the one rounding."""
     x = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / H + eps)
-    weight = tl.load(weight_ptr + h, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed_ptr + row * H + h, to_dtype(x * scale * weight, normed_ptr.dtype.element_ty), mask=inside)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / H + eps)
+    weight = tl.load(weight_ptr + h, mask=h < H, other=0.0).to(tl.float32)
+    tl.store(normed_ptr + at, to_dtype(x * scale[:, None] * weight[None, :], normed_ptr.dtype.element_ty), mask=live)
 
 
 @triton.jit
-def _hand_in(parts_ptr, own_ptr, rows, h, inside, RANK: tl.constexpr, EACH: tl.constexpr, H: tl.constexpr):
+def _block(first, rows, h, ROWS: tl.constexpr, H: tl.constexpr):
+    """Elements of ROWS rows from `first` on, [ROWS, BLOCK_H], and which of them are there."""
+    row = first + tl.arange(0, ROWS)
+    return row[:, None] * H + h[None, :], (row < rows)[:, None] & (h < H)[None, :]
+
+
+@triton.jit
+def _hand_in(parts_ptr, own_ptr, rows, h, RANK: tl.constexpr, EACH: tl.constexpr, H: tl.constexpr):
     """Copy this program's blocks of EACH rows from ordinary memory to where the peers read this rank's part."""
     mine = _peer(parts_ptr, RANK, own_ptr.dtype.element_ty)
     for first in range(tl.program_id(0) * EACH, rows, tl.num_programs(0) * EACH):
         for offset in tl.static_range(EACH):
-            at = (first + offset) * H + h
-            live = inside & (first + offset < rows)
+            at, live = _block(first + offset, rows, h, 1, H)
             tl.store(mine + at, tl.load(own_ptr + at, mask=live, other=0.0), mask=live)
 
 
 @triton.jit
 def one_shot_kernel(parts_ptr, flags_ptr, meetings_ptr, own_ptr, residual_ptr, weight_ptr, sum_ptr, normed_ptr, rows,
                     eps, H: tl.constexpr, BLOCK_H: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr,
-                    LANES: tl.constexpr, COPY: tl.constexpr, NORM: tl.constexpr):
-    """Programs take rows in turn. parts_ptr: [WORLD] int64 addresses of [rows, H]; meetings_ptr: int32 [programs].
+                    LANES: tl.constexpr, COPY: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr):
+    """Programs take blocks of ROWS rows in turn, so many are on their way over the link at once.
 
-    own_ptr: this rank's part [rows, H] where it has still to be copied to its shared memory (COPY).
+    parts_ptr: [WORLD] int64 addresses of [rows, H]; meetings_ptr: int32 [programs]. own_ptr: this rank's part [rows, H]
+    where it has still to be copied to its shared memory (COPY).
     """
     program = tl.program_id(0)
     h = tl.arange(0, BLOCK_H)
-    inside = h < H
     if COPY:
-        _hand_in(parts_ptr, own_ptr, rows, h, inside, RANK, 1, H)
+        _hand_in(parts_ptr, own_ptr, rows, h, RANK, ROWS, H)
     number = tl.load(meetings_ptr + program) + 1
     _meet(flags_ptr, number, RANK, WORLD, LANES)
     tl.store(meetings_ptr + program, number)
-    for row in range(program, rows, tl.num_programs(0)):
-        at = row * H + h
-        total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    for first in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+        at, live = _block(first, rows, h, ROWS, H)
+        total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
         for rank in tl.static_range(WORLD):
             part = _peer(parts_ptr, rank, sum_ptr.dtype.element_ty)
-            total += tl.load(part + at, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(part + at, mask=live, other=0.0).to(tl.float32)
+        total += tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
         rounded = to_dtype(total, sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + at, rounded, mask=inside)
+        tl.store(sum_ptr + at, rounded, mask=live)
         if NORM:
-            _norm_store(rounded, weight_ptr, normed_ptr, row, h, inside, eps, H)
+            _norm_store(rounded, weight_ptr, normed_ptr, at, h, live, eps, H)
 
 
 @triton.jit
@@ -119,17 +125,14 @@ def two_shot_kernel(parts_ptr, sums_ptr, flags_ptr, meetings_ptr, own_ptr, resid
     """
     program = tl.program_id(0)
     h = tl.arange(0, BLOCK_H)
-    inside = h < H
     if COPY:
-        _hand_in(parts_ptr, own_ptr, rows, h, inside, RANK, WORLD, H)
+        _hand_in(parts_ptr, own_ptr, rows, h, RANK, WORLD, H)
     number = tl.load(meetings_ptr + program) + 1
     _meet(flags_ptr, number, RANK, WORLD, LANES)
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     for first in range(program * WORLD, rows, tl.num_programs(0) * WORLD):
-        row = first + RANK
-        at = row * H + h
-        live = inside & (row < rows)
-        total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+        at, live = _block(first + RANK, rows, h, 1, H)
+        total = tl.zeros((1, BLOCK_H), dtype=tl.float32)
         for rank in tl.static_range(WORLD):
             total += tl.load(_peer(parts_ptr, rank, dtype) + at, mask=live, other=0.0).to(tl.float32)
         total += tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
@@ -142,7 +145,5 @@ def two_shot_kernel(parts_ptr, sums_ptr, flags_ptr, meetings_ptr, own_ptr, resid
         mine = _peer(sums_ptr, RANK, dtype)
         for first in range(program * WORLD, rows, tl.num_programs(0) * WORLD):
             for offset in tl.static_range(WORLD):
-                row = first + offset
-                live = inside & (row < rows)
-                x = tl.load(mine + row * H + h, mask=live, other=0.0)
-                _norm_store(x, weight_ptr, normed_ptr, row, h, live, eps, H)
+                at, live = _block(first + offset, rows, h, 1, H)
+                _norm_store(tl.load(mine + at, mask=live, other=0.0), weight_ptr, normed_ptr, at, h, live, eps, H)

@@ -25,9 +25,14 @@ ONE_SHOT_ROWS = 8       # up to so many rows one crossing of the link is worth m
 FORMS = ("one_shot", "two_shot")
 
 
-def choose_form(rows: int) -> str:
-    """One-shot for the few rows of a small decode batch, two-shot beyond."""
-    return "one_shot" if rows <= ONE_SHOT_ROWS else "two_shot"
+def choose_form(rows: int, world: int) -> str:
+    """Between two ranks one-shot always: both forms move as much. Else for the few rows of a small decode batch."""
+    return "one_shot" if world == 2 or rows <= ONE_SHOT_ROWS else "two_shot"
+
+
+def rows_of_a_program(rows: int, world: int) -> int:
+    """Rows that a program of the one-shot form has on their way at once: two where there are many to do."""
+    return 2 if world == 2 and rows >= 4 * PROGRAMS else 1
 
 
 def launch(
@@ -43,7 +48,7 @@ def launch(
     the shared memory yet. All ranks must use the same form, rows and programs, but each its own way of handing in.
     """
     rows, h = residual.shape
-    each = 1 if form == "one_shot" else world
+    each = rows_of_a_program(rows, world) if form == "one_shot" else world
     grid = (max(1, min(programs, triton.cdiv(rows, each))),)
     shape = {"H": h, "BLOCK_H": triton.next_power_of_2(h), "RANK": rank, "WORLD": world,
              "LANES": max(2, triton.next_power_of_2(world)), "COPY": part is not None, "NORM": weight is not None,
@@ -51,7 +56,8 @@ def launch(
     own = residual if part is None else part
     gain, out = (residual, residual) if weight is None else (weight, normed)      # not touched without a norm
     if form == "one_shot":
-        one_shot_kernel[grid](parts, flags, meetings, own, residual, gain, own_sum, out, rows, eps, **shape)
+        one_shot_kernel[grid](parts, flags, meetings, own, residual, gain, own_sum, out, rows, eps, ROWS=each,
+                              **shape)
     elif form == "two_shot":
         two_shot_kernel[grid](parts, sums, flags, meetings, own, residual, gain, out, rows, eps, **shape)
     else:
@@ -106,7 +112,7 @@ class FusedAllReduce:
                                  "contiguous, is expected")
         if part is not None and part.data_ptr() == own.data_ptr():
             part = None
-        form = choose_form(rows) if form is None else form
+        form = choose_form(rows, self.world) if form is None else form
         total = self._sum[0][:rows] if form == "two_shot" else torch.empty_like(residual)
         normed = None if weight is None else torch.empty_like(residual)
         launch(form, parts=self._parts[self._turn][1], sums=self._sum[1], flags=self._flags[1],

@@ -49,13 +49,14 @@ def combine(
     bias: torch.Tensor | None = None,
     first_local: int = 0,
     dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Weighted sum over each token's experts.
 
     y: [rows, H], one row per (token, expert). row_of: [T, k] int32, -1 where the expert is elsewhere (contributes
     nothing). weights: [T, k] fp32 or bf16. residual: [T, H], added. bias: [local experts, H] with ids [T, k] int32 and
     the first local expert's id: added to y inside the weighted sum. dtype: of the output, the residual's or y's by
-    default. Returns [T, H].
+    default. out: where the result goes, [T, H], contiguous, of that dtype (default: new memory). Returns [T, H].
     """
     t, top = row_of.shape
     h = y.shape[1]
@@ -69,7 +70,10 @@ def combine(
         raise ValueError(f"combine: bias {list(bias.shape)} and ids {list(ids.shape)}; "
                          f"[E, {h}] and {[t, top]} are needed")
     out_dtype = dtype or (y.dtype if residual is None else residual.dtype)
-    out = torch.empty(t, h, dtype=out_dtype, device=y.device)
+    if out is None:
+        out = torch.empty(t, h, dtype=out_dtype, device=y.device)
+    elif out.shape != (t, h) or out.dtype != out_dtype or not out.is_contiguous():
+        raise ValueError(f"combine: out is {out.dtype} {list(out.shape)}; contiguous {out_dtype} {[t, h]} is needed")
     block = min(1024, triton.next_power_of_2(h))
     _combine_kernel[(t, triton.cdiv(h, block))](
         y, row_of, weights, out if residual is None else residual, row_of if ids is None else ids,

@@ -44,9 +44,10 @@ def obstacle(device: torch.device | str | None = None, **needs: object) -> str |
 
 
 def gemm_defines(n: int, k: int, experts: int, *, swiglu: bool, bias: bool, alpha: float = 1.702,
-                 limit: float = 7.0, columns: int | None = None) -> tuple[tuple[str, object], ...]:
-    """The compile-time constants of one specialisation of `grouped_gemm.cu`. columns: see `grouped_gemm`."""
+                 limit: float = 7.0, columns: int | None = None, add: bool = False) -> tuple[tuple[str, object], ...]:
+    """The compile-time constants of one specialisation of `grouped_gemm.cu`. columns, add: see `grouped_gemm`."""
     tile = () if columns is None else (("TILE_COLUMNS", columns),)
+    tile += (("ADD", 1),) if add else ()
     return (("N", n), ("K", k), ("EXPERTS", experts), ("EPILOGUE", int(swiglu)), ("HAS_BIAS", int(bias)),
             ("ALPHA", f"{float(alpha)!r}f"), ("LIMIT", f"{float(limit)!r}f"), *tile)
 
@@ -63,13 +64,17 @@ def grouped_gemm(
     alpha: float = 1.702,
     limit: float = 7.0,
     columns: int | None = None,
+    out: torch.Tensor | None = None,
+    add: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """y[m] = bias[e] + a[m] . b[e]^T for every row m of expert e, rows of an expert aligned to 128.
 
     a: [M, K] float8_e4m3fn, M a multiple of 128. a_scale: [M, ceil(K/128)] fp32, column-major (`empty_scales`).
     b: [E, N, K] float8_e4m3fn. b_scale: [E, ceil(N/128), ceil(K/128)] fp32. bias: [E, N] fp32, or None.
     counts: [E] int32, on the device. N and K multiples of 32. columns: of a tile, one of TILE_COLUMNS,
-    CHOSEN_COLUMNS by default; with `swiglu` always 256, one scale group of the result.
+    CHOSEN_COLUMNS by default; with `swiglu` always 256, one scale group of the result. out: where y goes, [rows, N]
+    bf16, contiguous; fewer than M rows are its first ones. add: to what is there; the product is rounded before the
+    sum is. Not with `swiglu`.
     Returns y [M, N] bf16; with `swiglu`, N's columns being gate and up in turn: h [M, N/2] float8_e4m3fn and its scale
     [M, ceil(N/256)] fp32, column-major. Padding rows of the result hold anything.
     """
@@ -81,8 +86,9 @@ def grouped_gemm(
         raise ValueError(f"grouped_gemm: tiles of {columns} columns; {256 if swiglu else '128, 192 or 256'} is needed")
     m, k = a.shape
     e, n, _ = b.shape
+    check_out(out, m, n, add, swiglu)
     device = a.device.index or 0
-    kernel = _kernel(n, k, e, swiglu, bias is not None, alpha, limit, columns, device)
+    kernel = _kernel(n, k, e, swiglu, bias is not None, alpha, limit, columns, add, device)
     a_map = driver.tensor_map(a.data_ptr(), 1, m, k, 64, 128)
     if swiglu:
         out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
@@ -90,9 +96,9 @@ def grouped_gemm(
         out_map = driver.tensor_map(out.data_ptr(), 1, m, n // 2, 64, 128)
         b_map = driver.interleaved_map(b.data_ptr(), e * n, k)
     else:
-        out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device)
+        out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
         out_scale = a_scale                                             # passed, never written
-        out_map = driver.tensor_map(out.data_ptr(), 2, m, n, 64, 64)
+        out_map = driver.tensor_map(out.data_ptr(), 2, out.shape[0], n, 64, 64)
         b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, columns // 2, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
         a_map, b_map, out_map, a_scale, a_scale.stride(1), b_scale, b_scale if bias is None else bias, counts,
@@ -102,10 +108,23 @@ def grouped_gemm(
 
 @functools.cache
 def _kernel(
-    n: int, k: int, experts: int, swiglu: bool, bias: bool, alpha: float, limit: float, columns: int, device: int
+    n: int, k: int, experts: int, swiglu: bool, bias: bool, alpha: float, limit: float, columns: int, add: bool,
+    device: int,
 ) -> driver.Kernel:
     return driver.load("grouped_gemm.cu", "grouped_gemm", gemm_defines(
-        n, k, experts, swiglu=swiglu, bias=bias, alpha=alpha, limit=limit, columns=columns), device)
+        n, k, experts, swiglu=swiglu, bias=bias, alpha=alpha, limit=limit, columns=columns, add=add), device)
+
+
+def check_out(out: torch.Tensor | None, m: int, n: int, add: bool, swiglu: bool) -> None:
+    """ValueError, one line, if a product of [m, n] cannot be written or added to `out`."""
+    if swiglu and (out is not None or add):
+        raise ValueError("grouped_gemm: with SwiGLU the result is new memory; out and add are for the plain product")
+    if add and out is None:
+        raise ValueError("grouped_gemm: add is given and out missing; out holds what is added to")
+    if out is not None and (out.dim() != 2 or out.shape[0] > m or out.shape[1] != n or out.dtype != torch.bfloat16
+                            or not out.is_contiguous()):
+        raise ValueError(f"grouped_gemm: out is {out.dtype} {list(out.shape)}; contiguous bf16 of at most {[m, n]} is "
+                         "needed")
 
 
 def check_operands(a, a_scale, b, b_scale, bias, counts) -> None:

@@ -114,9 +114,9 @@ def _triton_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: R
 
 
 def _combine(y: torch.Tensor, x: torch.Tensor, r: Routing, residual: bool, bias: torch.Tensor | None,
-             first: int) -> torch.Tensor:
+             first: int, out: torch.Tensor | None = None) -> torch.Tensor:
     return combine(y, r.row_of, r.weights, residual=x if residual else None, ids=None if bias is None else r.ids,
-                   bias=bias, first_local=first, dtype=x.dtype)
+                   bias=bias, first_local=first, dtype=x.dtype, out=out)
 
 
 def _cuda_obstacle(expert_form: str | None = None, **needs: object) -> str | None:
@@ -157,10 +157,11 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
     _, _, align, experts, bias_in_combine = _BACKENDS[backend]
 
     def moe_layer(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True,
-                  num_tokens: torch.Tensor | None = None, **precision) -> torch.Tensor:
+                  num_tokens: torch.Tensor | None = None, out: torch.Tensor | None = None, **precision) -> torch.Tensor:
         """x: [T, H], the residual stream, bf16 (triton: or fp32). precision: logits_dtype and weight_dtype of `route`.
 
-        residual: add x. num_tokens: [1] int32 on the device, rows that are real; the others reach no expert.
+        residual: add x. num_tokens: [1] int32 on the device, rows that are real; the others reach no expert. out:
+        where the result goes, [T, H] in x's dtype, not x itself (default: new memory).
         Returns [T, H] in x's dtype; padding rows are x, or 0 without residual.
         """
         w = weights
@@ -170,7 +171,7 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
                   quantise=backend == "cuda" and rows == decode_cuda.TILE, **precision)
         held = Experts(w.gate_up, w.gate_up_bias, w.down, w.down_bias, w.alpha, w.limit)
         y = experts(x, w.norm, w.norm_eps, r, held)
-        return _combine(y, x, r, residual, w.down_bias if bias_in_combine else None, w.first_expert)
+        return _combine(y, x, r, residual, w.down_bias if bias_in_combine else None, w.first_expert, out)
 
     return moe_layer
 
@@ -200,11 +201,11 @@ moe_layer_cuda, moe_layer_deepgemm, moe_layer_triton = (_make_layer(name) for na
 @register("moe_layer", "reference", rank=1000)
 def moe_layer_reference(
     x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, logits_dtype: torch.dtype = torch.float32,
-    weight_dtype: torch.dtype = torch.float32, num_tokens: torch.Tensor | None = None,
+    weight_dtype: torch.dtype = torch.float32, num_tokens: torch.Tensor | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Plain torch in x's dtype, activations not quantised; any weight form. x: [T, H]; returns [T, H] in x's dtype.
 
-    num_tokens: as in the other backends.
+    num_tokens, out: as in the other backends.
     """
     w = weights
     t = rms_norm(x, w.norm, w.norm_eps)
@@ -216,6 +217,7 @@ def moe_layer_reference(
     if num_tokens is not None:
         real = torch.arange(x.shape[0], device=x.device)[:, None] < num_tokens
         ids, shares = torch.where(real, ids, -1), torch.where(real, shares, 0)
-    out = reference_moe(t, ids, shares, w.gate_up, w.gate_up_bias.to(x.dtype), w.down, w.down_bias.to(x.dtype),
+    y = reference_moe(t, ids, shares, w.gate_up, w.gate_up_bias.to(x.dtype), w.down, w.down_bias.to(x.dtype),
                         alpha=w.alpha, limit=w.limit, first_expert=w.first_expert)
-    return x + out if residual else out
+    y = x + y if residual else y
+    return y if out is None else out.copy_(y)

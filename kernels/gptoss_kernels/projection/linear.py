@@ -68,26 +68,36 @@ def _cuda_obstacle(**needs: object) -> str | None:
 def _make(gemm: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def run(
         x: torch.Tensor, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
-        norm_weight: torch.Tensor | None = None, eps: float = 1e-5,
+        norm_weight: torch.Tensor | None = None, eps: float = 1e-5, *, out: torch.Tensor | None = None,
+        add: bool = False,
     ) -> torch.Tensor:
-        """As `reference.fused.fp8_linear`; plan: of x's rows. bias: fp32. Returns [T, N] in x's dtype."""
+        """As `reference.fused.fp8_linear`; plan: of x's rows. bias: fp32. out: [T, N] in x's dtype, where the result
+        goes; add: to what is there, the product rounded first. Returns [T, N] in x's dtype."""
         if plan.tokens != x.shape[0]:
             raise ValueError(f"fp8_linear: x has {x.shape[0]} rows and its plan {plan.tokens}; one number is needed")
         q, scale = norm_quantise(x, norm_weight, rows=plan.rows, norm_eps=eps)
         matrix = ExpertMatrices("fp8", weight[None], scale_inv[None])
-        return gemm(q, scale, matrix, bias[None], plan, x.dtype)[: plan.tokens]
+        return gemm(q, scale, matrix, bias[None], plan, x.dtype, out, add)
 
     return run
 
 
-def _cuda_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype) -> torch.Tensor:
+def _cuda_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype, out, add: bool) -> torch.Tensor:
     if plan.align == decode_cuda.TILE:
-        return decode_cuda.decode_gemm(q, scale, m, bias, plan)
-    return gemm_cuda.grouped_gemm(q, scale, m.values, m.scales, bias, plan.counts)
+        return _into(decode_cuda.decode_gemm(q, scale, m, bias, plan)[: plan.tokens], out, add)
+    return gemm_cuda.grouped_gemm(q, scale, m.values, m.scales, bias, plan.counts, out=out, add=add)[: plan.tokens]
 
 
-def _triton_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype) -> torch.Tensor:
-    return gemm_triton.grouped_gemm(q, scale, m.values, m.scales, bias, plan.tile_expert, plan.tile_rows, dtype=dtype)
+def _triton_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype, out, add: bool) -> torch.Tensor:
+    y = gemm_triton.grouped_gemm(q, scale, m.values, m.scales, bias, plan.tile_expert, plan.tile_rows, dtype=dtype)
+    return _into(y[: plan.tokens], out, add)
+
+
+def _into(y: torch.Tensor, out: torch.Tensor | None, add: bool) -> torch.Tensor:
+    """y, where it was wanted: for kernels that write to memory of their own."""
+    if out is None:
+        return y
+    return out.add_(y) if add else out.copy_(y)
 
 
 fp8_linear_cuda = register("fp8_linear", "cuda", rank=10, obstacle=_cuda_obstacle)(_make(_cuda_gemm))
@@ -97,7 +107,7 @@ fp8_linear_triton = register("fp8_linear", "triton", rank=500, obstacle=triton_o
 @register("fp8_linear", "reference", rank=1000)
 def fp8_linear_reference(
     x: torch.Tensor, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
-    norm_weight: torch.Tensor | None = None, eps: float = 1e-5,
+    norm_weight: torch.Tensor | None = None, eps: float = 1e-5, *, out: torch.Tensor | None = None, add: bool = False,
 ) -> torch.Tensor:
     """Plain torch; the plan is not needed."""
-    return fp8_linear(x, weight, scale_inv, bias, norm_weight, eps)
+    return _into(fp8_linear(x, weight, scale_inv, bias, norm_weight, eps), out, add)

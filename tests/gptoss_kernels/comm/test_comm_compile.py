@@ -32,3 +32,10 @@ def test_compile_with_a_part_from_elsewhere_and_without_a_norm(form, copy, norm)
     made = ahead.compile_form(form, 2, copy=copy, norm=norm)
     assert made.stack == 0 and made.registers * made.threads <= 65536
     assert ("rsqrt" in made.ptx) == norm
+
+
+def test_two_rows_on_their_way_at_once():
+    made = ahead.compile_form("one_shot", 2, rows=2)
+    # Of the own part, the peer's and the residual: 2 rows of 4096 lanes, 256 threads of 8 elements a load.
+    assert len(re.findall(r"ld\.global[\w.]*\.v4\.b32", made.ptx)) >= 3 * 2 * 2
+    assert made.stack == 0 and made.registers * made.threads <= 65536

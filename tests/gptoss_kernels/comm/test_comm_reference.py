@@ -25,8 +25,11 @@ def test_rounded_once():
     assert summed.unique().tolist() == [1 + 2.0**-7]
 
 
-def test_form_by_rows():
-    assert [symmetric.choose_form(rows) for rows in (1, 8, 9, 128, 8192)] == ["one_shot"] * 2 + ["two_shot"] * 3
+def test_form_by_rows_and_ranks():
+    assert [symmetric.choose_form(rows, 4) for rows in (1, 8, 9, 128, 8192)] == ["one_shot"] * 2 + ["two_shot"] * 3
+    assert {symmetric.choose_form(rows, 2) for rows in (1, 8, 9, 128, 8192)} == {"one_shot"}
+    assert [symmetric.rows_of_a_program(rows, 2) for rows in (1, 128, 511, 512, 8192)] == [1, 1, 1, 2, 2]
+    assert symmetric.rows_of_a_program(8192, 8) == 1, "eight rows in flight are enough"
 
 
 def test_unknown_form():

@@ -7,7 +7,7 @@ import torch
 
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.decode_cuda import FORMS, decode_defines
-from gptoss_kernels.moe.gemm_cuda import gemm_defines
+from gptoss_kernels.moe.gemm_cuda import check_out, gemm_defines
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 # 384 threads a CTA: at most 168 registers each at the start; the multiplying warpgroups then take 224.
@@ -23,6 +23,25 @@ def test_grouped_gemm(n, swiglu, bias, experts):
     print("grouped_gemm", n, swiglu, bias, experts, used)
     assert used["spill_stores"] == used["spill_loads"] == 0
     assert used["registers"] <= GEMM_REGISTERS
+
+
+@needs_nvcc
+def test_grouped_gemm_that_adds():
+    """The output projection: added by the copy engine, so not a register more."""
+    defines = [dict(gemm_defines(2880, 4096, 1, swiglu=False, bias=True, add=add)) for add in (False, True)]
+    used = [driver.compile_nvcc("grouped_gemm.cu", each)[1] for each in defines]
+    assert used[0] == used[1] and used[1]["spill_stores"] == 0
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"out": torch.zeros(128, 32)}, "out is torch.float32"), ({"add": True}, "out missing"),
+    ({"out": torch.zeros(129, 32, dtype=torch.bfloat16)}, r"at most \[128, 32\]"),
+    ({"out": torch.zeros(128, 32, dtype=torch.bfloat16), "swiglu": True}, "SwiGLU"),
+])
+def test_where_a_product_can_go(wrong, message):
+    given = {"out": None, "add": False, "swiglu": False} | wrong
+    with pytest.raises(ValueError, match=message):
+        check_out(given["out"], 128, 32, given["add"], given["swiglu"])
 
 
 @needs_nvcc

@@ -81,6 +81,14 @@ def test_fp8_linear(tokens, n, k):
     assert relative(y - fp8_linear_cuda(x, w, s, torch.zeros_like(bias),
                                         row_plan(tokens, fp8_linear_align("cuda", tokens), "cuda")),
                     bias.expand(tokens, n)) < 5e-2
+    plan = row_plan(tokens, fp8_linear_align("cuda", tokens), "cuda")
+    whole = torch.full((tokens + 200, n), torch.nan, device="cuda", dtype=torch.bfloat16)
+    assert torch.equal(fp8_linear_cuda(x, w, s, bias, plan, out=whole[:tokens]), y)
+    assert whole[tokens:].isnan().all(), "no row beyond the last is written"
+    base = torch.randn(tokens + 200, n, device="cuda").bfloat16()
+    total = base.clone()
+    assert torch.equal(fp8_linear_cuda(x, w, s, bias, plan, out=total[:tokens], add=True), base[:tokens] + y)
+    assert torch.equal(total[tokens:], base[tokens:])
 
 
 @pytest.mark.parametrize("backend", ["cuda", "staged", "triton"])

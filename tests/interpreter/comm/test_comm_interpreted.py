@@ -6,7 +6,7 @@ had come, and what it must have raised at the peers is checked afterwards.
 import pytest
 import torch
 
-from gptoss_kernels.comm import all_reduce_norm
+from gptoss_kernels.comm import all_reduce_norm, symmetric
 from gptoss_kernels.comm.symmetric import PROGRAMS, launch
 
 
@@ -47,6 +47,25 @@ def test_one_shot(world, rows, hidden, dtype):
         assert torch.equal(at.sums[rank], summed)
         close(at.normed[rank], normed)
         assert at.meetings[rank].tolist() == [1] * min(4, rows) + [0] * (PROGRAMS - min(4, rows))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("rows", [6, 7, 9])
+def test_two_rows_of_a_program_at_once(monkeypatch, rows, copied):
+    """Every row is read from where it was handed in by the same program of the other rank."""
+    monkeypatch.setattr(symmetric, "rows_of_a_program", lambda rows, world: 2)
+    at = World(2, rows, 96, torch.bfloat16)
+    given = [part.clone() for part in at.parts]
+    summed, normed = all_reduce_norm(at.parts, at.residual, at.weight)
+    if copied:
+        for part in at.parts:
+            part.fill_(torch.nan)
+    for rank in (0, 1, 0):
+        at.run(rank, "one_shot", programs=3, part=given[rank] if copied else None)
+    for rank in range(2):
+        assert torch.equal(at.parts[rank], given[rank])
+    assert torch.equal(at.sums[0], summed) and torch.equal(at.sums[1], summed)
+    close(at.normed[0], normed)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

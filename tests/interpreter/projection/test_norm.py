@@ -58,6 +58,18 @@ def test_fp8_linear(tokens, normed):
     assert (y - plain).norm() <= 4e-2 * plain.norm()
 
 
+@pytest.mark.parametrize("tokens", [3, 130])
+def test_fp8_linear_into_given_memory(tokens):
+    """Written there, or added to what is there: then the product is rounded first, and the sum once more."""
+    x, (w, s), bias = normal(tokens, 192).bfloat16(), fp8_weight(320, 192), normal(320, seed=5)
+    plan, base = row_plan(tokens, fp8_linear_align("triton", tokens), "cpu"), normal(tokens, 320, seed=7).bfloat16()
+    y = fp8_linear_triton(x, w, s, bias, plan)
+    out = torch.full_like(y, torch.nan)
+    assert fp8_linear_triton(x, w, s, bias, plan, out=out) is out and torch.equal(out, y)
+    assert torch.equal(fp8_linear_triton(x, w, s, bias, plan, out=base.clone(), add=True), base + y)
+    assert not torch.equal(base + y, y)
+
+
 def test_bad_input_and_choices():
     with pytest.raises(ValueError, match="weight has shape"):
         norm_residual_triton(torch.zeros(2, 8), torch.zeros(4))

@@ -4,7 +4,7 @@
 //   acc[m, n] = bias[e, n] + sum_kb sa[kb, m] * sb[e, n / 128, kb] * (A[m, kb] . B[e, n, kb])
 //
 // Rows of A are sorted by expert; an expert's rows start at a multiple of 128 and `counts[e]` of them are real.
-// EPILOGUE 0: acc as bf16. EPILOGUE 1: clamped SwiGLU on interleaved gate/up columns and e4m3 again, with one scale per
+// EPILOGUE 0: acc as bf16, or with ADD added to what is there. EPILOGUE 1: clamped SwiGLU on interleaved gate/up columns and e4m3 again, with one scale per
 // row and 128 results: the 256 columns of a tile are exactly one group, so no other CTA is needed for the maximum.
 //
 // Why this shape. A tensor core product of e4m3 keeps only some 14 bits of its sum, so every 128 columns of K its part is
@@ -20,9 +20,12 @@
 // What is skipped: half row tiles without a real row, column blocks beyond N, and the empty half of the last K block
 // (2880 = 22.5 blocks): none of it reaches the tensor core.
 //
-// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1); TILE_COLUMNS, 128, 192 or 256, for 0.
+// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1); TILE_COLUMNS, 128, 192 or 256, and ADD for 0.
 #include "hopper.cuh"
 
+#ifndef ADD
+#define ADD 0
+#endif
 #ifndef TILE_COLUMNS
 #define TILE_COLUMNS (EPILOGUE == 1 ? 256 : 192)
 #endif
@@ -278,7 +281,8 @@ DEVICE void finish_bf16(const float (&acc)[PARTS][HELD], const TensorMap* out_ma
     async_fence();
     named_sync(1 + half, 128);
     if (thread == 0) {
-        for (int c = 0; c < TILE_N / 64 && n0 + 64 * c < N; ++c) tma_store(out_map, staging + c * 8192, n0 + 64 * c, row);
+        for (int c = 0; c < TILE_N / 64 && n0 + 64 * c < N; ++c)
+            (ADD ? tma_add : tma_store)(out_map, staging + c * 8192, n0 + 64 * c, row);
         tma_store_commit();
     }
 }

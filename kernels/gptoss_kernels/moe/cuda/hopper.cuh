@@ -98,6 +98,12 @@ DEVICE void tma_store(const TensorMap* map, uint32 from, int x, int y) {
                  ::"l"((uint64)map), "r"(from), "r"(x), "r"(y) : "memory");
 }
 
+// Adds bf16 to what is there, each sum rounded once; elements outside are left out, as by `tma_store`.
+DEVICE void tma_add(const TensorMap* map, uint32 from, int x, int y) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"((uint64)map), "r"(from), "r"(x), "r"(y) : "memory");
+}
+
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // Wait until at most N of this thread's stores still read shared memory.

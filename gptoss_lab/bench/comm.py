@@ -4,7 +4,8 @@ On GPUs each form is captured as a CUDA graph of several calls, as an engine run
 turn: our kernel in both forms, the part lying where the layer before wrote it for the peers ("in place") or in ordinary
 memory, out of which the kernel copies it first; NCCL with add and norm behind it, and NCCL's all-reduce alone. All are
 first compared with the plain sum of all ranks' parts. On CPU ranks gloo's plain form is timed, which says nothing about
-NVLink but runs every line that is not a kernel. Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
+NVLink but runs every line that is not a kernel.
+Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
 
     gptoss-lab bench comm --ranks 2
     torchrun --nproc-per-node 2 -m gptoss_lab.bench.comm --out results/comm.jsonl
@@ -15,6 +16,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,26 +166,63 @@ def comm_rows(
     ]
 
 
-def hand_over(own: TorchRanks, config: ModelConfig, tokens: int, repetitions: int) -> list[float]:
-    """Seconds in which rank 0 gives the keys and values of one prompt to rank 1, all layers at once, checked by values.
+def hand_over(own: TorchRanks, config: ModelConfig, tokens: int, repetitions: int) -> dict[str, list[float]]:
+    """Seconds in which rank 0 gives the keys and values of one prompt to rank 1, in each way, checked by values.
+
+    All layers in one exchange of the process group; as one message, if they lie one behind the other; and on GPUs layer
+    by layer by the copy engines into memory that both can address, which takes no multiprocessor.
     """
-    group = own.group(range(own.world))
-    seconds = []
+    group, backend = own.group(range(own.world)), dist.get_backend()
     layers = [min(tokens, config.sliding_window - 1) if config.is_sliding(n) else tokens
               for n in range(config.num_layers)]
-    blocks = [torch.full((2, rows, config.num_kv_heads, config.head_dim), float(n + 1) * (own.rank == 0),
-                         dtype=torch.bfloat16, device=own.device) for n, rows in enumerate(layers)]
+    sizes = [2 * rows * config.num_kv_heads * config.head_dim for rows in layers]
+    given = torch.cat([torch.full((size,), n + 1.0, dtype=torch.bfloat16) for n, size in enumerate(sizes)])
+    given, ways = given.to(own.device), {f"{backend}, one exchange": _exchange, f"{backend}, one message": _message}
+    places = dict.fromkeys(ways, torch.empty_like(given))
+    if own.device.type == "cuda":
+        from gptoss_kernels.comm import SharedMemory
+
+        shared = SharedMemory(group.process_group, tuple(given.shape), given.dtype)
+        places["copy engines"] = shared.own
+        ways["copy engines"] = partial(_copies, there=shared.of_ranks[1])
+    seconds = {}
+    for name, way in ways.items():
+        into = places[name].zero_()
+        seconds[name] = _handed_over(own, group, partial(way, group, sizes, given, into), repetitions)
+        if own.rank == 1 and not torch.equal(into, given):
+            raise RuntimeError(f"hand-over by {name}: other values arrived than were sent")
+    return seconds
+
+
+def _exchange(group: Group, sizes: Sequence[int], given: torch.Tensor, into: torch.Tensor) -> None:
+    if group.index == 0:
+        group.send_all(given.split(sizes), 1, "pages")()
+    elif group.index == 1:
+        group.receive_all(into.split(sizes), 0, "pages")
+
+
+def _message(group: Group, sizes: Sequence[int], given: torch.Tensor, into: torch.Tensor) -> None:
+    if group.index == 0:
+        group.send(given, 1, "pages")()
+    elif group.index == 1:
+        group.receive(into, 0, "pages")
+
+
+def _copies(group: Group, sizes: Sequence[int], given: torch.Tensor, into: torch.Tensor, there: torch.Tensor) -> None:
+    """there: the receiver's `into` as the sender addresses it."""
+    if group.index == 0:
+        for layer, place in zip(given.split(sizes), there.split(sizes), strict=True):
+            place.copy_(layer)
+
+
+def _handed_over(own: TorchRanks, group: Group, way: Callable[[], None], repetitions: int) -> list[float]:
+    seconds = []
     for _ in range(repetitions + 2):
         _meet(own, group)
         begin = time.perf_counter()
-        if own.rank == 0:
-            group.send_all(blocks, 1, "pages")()
-        elif own.rank == 1:
-            group.receive_all(blocks, 0, "pages")
+        way()
         _meet(own, group)
         seconds.append(time.perf_counter() - begin)
-    if own.rank == 1 and any(float(b.min()) != n + 1 or float(b.max()) != n + 1 for n, b in enumerate(blocks)):
-        raise RuntimeError("hand-over: a layer arrived with other values than were sent")
     return seconds[2:]
 
 
@@ -193,14 +232,16 @@ def _meet(own: TorchRanks, group: Group) -> None:
         torch.cuda.synchronize()
 
 
-def handover_rows(config: ModelConfig, tokens: int, backend: str, readings: Sequence[Sequence[float]]) -> list[Any]:
-    """The row of a hand-over: GB/s by the slowest rank of each reading."""
-    size = handover_bytes(config, tokens)
-    rates = [size / max(each) / 1e9 for each in zip(*readings, strict=True)]
-    bound = H200.link_bytes_per_second / 1e9 if backend == "nccl" else None
-    return [results.make_row("disaggregation", "keys and values of one prompt, alone", backend, "gb_per_s", rates,
-                             "GB/s", bound=bound, model=config.name, tokens=tokens, batch=1, bytes=size,
-                             target=HANDOVER_TARGET)]
+def handover_rows(
+    config: ModelConfig, tokens: int, gpus: bool, readings: Sequence[Mapping[str, list[float]]]
+) -> list[dict[str, Any]]:
+    """A row for each way of a hand-over: GB/s by the slowest rank of each reading. gpus: NVLink's bound holds."""
+    size, bound = handover_bytes(config, tokens), H200.link_bytes_per_second / 1e9 if gpus else None
+    rates = {way: [size / max(each) / 1e9 for each in zip(*(r[way] for r in readings), strict=True)]
+             for way in readings[0]}
+    return [results.make_row("disaggregation", "keys and values of one prompt, alone", way, "gb_per_s", found, "GB/s",
+                             bound=bound, model=config.name, tokens=tokens, batch=1, bytes=size, target=HANDOVER_TARGET)
+            for way, found in rates.items()]
 
 
 def run(
@@ -220,7 +261,7 @@ def run(
             readings = ranks.run(measure, count, config.hidden_size, repetitions)
             keep(comm_rows(count, config.hidden_size, world, readings, ranks.backend == "nccl"))
         if world > 1:
-            keep(handover_rows(config, tokens, ranks.backend, ranks.run(hand_over, config, tokens, 5)))
+            keep(handover_rows(config, tokens, ranks.backend == "nccl", ranks.run(hand_over, config, tokens, 9)))
     return every
 
 

@@ -35,7 +35,6 @@ from gptoss_lab.results import make_row, write_rows
 
 PAIR = Pair(Plan(), Plan())
 WARM = 2
-TARGET = 250.0                  # GB/s, two GPUs
 _HELD: dict[str, Any] = {}
 
 
@@ -186,7 +185,7 @@ def rows_of(
     link = H200.link_bytes_per_second / 1e9 if backend == "nccl" else None
     return [
         row("hand-over of one prompt, layer by layer, alone", "gb_per_s", [size / t / 1e9 for t in slow["hand-over"]],
-            "GB/s", bound=link, target=TARGET),
+            "GB/s", bound=link),
         row("prefill of the hand-over's prompt, alone", "seconds", slow["prefill"], "s"),
         row("prefill and hand-over together, layer by layer", "seconds", slow["together"], "s",
             peer=("one after the other", middle["prefill"] + middle["hand-over"]), hidden_share=round(hidden, 4)),

@@ -135,12 +135,26 @@ def _products(given: Inputs, t: int, name: str) -> list[Run]:
             continue
         plan = row_plan(t, align, "cuda")
 
-        def in_e4m3(plan: Any = plan) -> torch.Tensor:
-            return fp8_linear_cuda(rows, values, scales, bias, plan, gain)
+        def in_e4m3(plan: Any = plan, **where: Any) -> torch.Tensor:
+            return fp8_linear_cuda(rows, values, scales, bias, plan, gain, **where)
 
         _check(f"{kernel}, e4m3 {form}", in_e4m3()[:CHECKED], exact, 4e-2)
         runs.append(Run(kernel, f"e4m3, {form}", in_e4m3, amount + 1.0 * n * k, flops, peer="torch bf16"))
+        if name == "out" and form == "tiles":
+            runs += _onto_the_stream(kernel, in_e4m3, base, amount + 1.0 * n * k + 4.0 * t * n, flops)
     return runs
+
+
+def _onto_the_stream(kernel: str, product: Callable[..., torch.Tensor], stream: torch.Tensor, amount: float,
+                     flops: float) -> list[Run]:
+    """The product added to the residual stream, as the forward of a prompt does, and by an addition of its own."""
+    stream.normal_()
+    want = stream + product()
+    if not torch.equal(product(out=stream, add=True), want):
+        raise RuntimeError(f"{kernel} onto the stream: the sum is not that of a separate addition")
+    return [Run(kernel, "e4m3, tiles, onto the stream", partial(product, out=stream, add=True), amount, flops),
+            Run(kernel, "e4m3, tiles, then added", lambda: stream + product(), amount, flops,
+                peer="e4m3, tiles, onto the stream")]
 
 
 def _few(

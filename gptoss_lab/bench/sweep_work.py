@@ -56,6 +56,8 @@ def prepare(own: TorchRanks, subject: RankSubject, rows: int = 8192) -> float:
 def small_logits(own: TorchRanks, subject: RankSubject) -> torch.Tensor | None:
     """Logits [tokens, V] on the CPU of a small prompt through two layers; of the first rank only, to compare with TP1.
     """
+    _HELD.clear()                                         # another process may need the room for the same
+    give_back(own.device)
     small = replace(subject, config=subject.config.with_layers(CHECKED_LAYERS))
     groups = own.plan_groups(subject.plan)
     ids = random_ids(subject.config.vocab_size, CHECKED_TOKENS, own.device)

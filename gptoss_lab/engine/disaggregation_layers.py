@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gptoss_kernels.upload import upload
 from gptoss_lab.engine.disaggregation_routes import Route
 from gptoss_lab.model.paged import PagedCache
 from gptoss_lab.parallel.groups import Group
@@ -28,13 +29,13 @@ class LayerSender:
     def __init__(
         self, group: Group, routes: Sequence[Route], cache: PagedCache, length: int, first_head: int = 0
     ) -> None:
-        self.group, self.routes, self.cache, self.length = group, list(routes), cache, length
-        self._first = first_head
+        self.group, self.routes, self.cache = group, list(routes), cache
+        self._first, self._rows = first_head, LayerRows(cache, length)
         self._pending: list[Callable[[], None]] = []
 
     def __call__(self, what: str, layer: int, x: torch.Tensor) -> None:
         """Layer `layer`'s keys and values are in the pages: start sending them."""
-        at = layer_rows(self.cache, layer, self.length)
+        at = self._rows(layer)
         pages = [of[layer].flatten(0, 1) for of in (self.cache.pool.keys, self.cache.pool.values)]
         for route in self.routes:
             heads = slice(route.heads.start - self._first, route.heads.stop - self._first)
@@ -55,8 +56,9 @@ def receive_layers(
     routes: those of this receiver. CacheFull, before anything is received, if the pool has too few pages.
     """
     cache.reserve(length)
+    rows_of = LayerRows(cache, length)
     for layer in range(cache.pool.config.num_layers):
-        at = layer_rows(cache, layer, length)
+        at = rows_of(layer)
         for route in routes:
             heads = slice(route.heads.start - first_head, route.heads.stop - first_head)
             pages = [_bytes(of[layer].flatten(0, 1)[:, heads]) for of in (cache.pool.keys, cache.pool.values)]
@@ -67,13 +69,29 @@ def receive_layers(
     cache.commit(length)
 
 
-def layer_rows(cache: PagedCache, layer: int, length: int) -> torch.Tensor:
-    """[n] int64 on the device: the flat rows of the pages that hold what travels of a layer, in order of position."""
-    pool = cache.pool
-    sliding = pool.config.is_sliding(layer)
-    positions = torch.arange(max(0, length - pool.config.sliding_window + 1) if sliding else 0, length)
-    table = torch.tensor(cache.table(sliding, pool.pages_for(length)))
-    return (table[positions // pool.page_size] * pool.page_size + positions % pool.page_size).to(pool.device)
+class LayerRows:
+    """The flat rows of the pages that hold what travels of a layer, in order of position: [n] int64 on the device.
+
+    Worked out once for each kind of layer, when the first one asks (the pages are taken by then): a stop for the host
+    at every layer would be one for the step that it is to hide behind.
+    """
+
+    def __init__(self, cache: PagedCache, length: int) -> None:
+        self._cache, self._length = cache, length
+        self._found: dict[bool, torch.Tensor] = {}
+
+    def __call__(self, layer: int) -> torch.Tensor:
+        """The rows of a layer."""
+        sliding = self._cache.pool.config.is_sliding(layer)
+        if sliding not in self._found:
+            self._found[sliding] = self._of_kind(sliding)
+        return self._found[sliding]
+
+    def _of_kind(self, sliding: bool) -> torch.Tensor:
+        pool = self._cache.pool
+        positions = torch.arange(max(0, self._length - pool.config.sliding_window + 1) if sliding else 0, self._length)
+        table = torch.tensor(self._cache.table(sliding, pool.pages_for(self._length)))
+        return upload(table[positions // pool.page_size] * pool.page_size + positions % pool.page_size, pool.device)
 
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:

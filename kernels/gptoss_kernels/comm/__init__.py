@@ -12,6 +12,6 @@ from gptoss_kernels.comm.reference import all_reduce_norm
 __all__ = ["all_reduce_norm"]
 
 if find_spec("triton") is not None:
-    from gptoss_kernels.comm.symmetric import FusedAllReduce, choose_form
+    from gptoss_kernels.comm.symmetric import FusedAllReduce, SharedMemory, choose_form
 
-    __all__ += ["FusedAllReduce", "choose_form"]
+    __all__ += ["FusedAllReduce", "SharedMemory", "choose_form"]

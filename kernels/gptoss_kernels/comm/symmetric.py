@@ -12,7 +12,6 @@ first use unless it was set), since the kernels need none and not every host all
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,6 +63,26 @@ def launch(
         raise ValueError(f"form is {form!r}; one of {', '.join(FORMS)} is expected")
 
 
+class SharedMemory:
+    """Zeroed memory of each rank of a node that all of them can address. Made by all ranks together.
+
+    own: this rank's, as a tensor. of_ranks: everyone's, as tensors of this process: a copy into another rank's is made
+    by the copy engines. addresses: [world] int64 on the device, for kernels. When the others have zeroed theirs is the
+    caller's business.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.own = symmetric_memory.empty(*shape, dtype=dtype, device=device)
+        self._handle = symmetric_memory.rendezvous(self.own, group)              # the peers' memory lives as long as it
+        self.own.zero_()
+        self.of_ranks = [self._handle.get_buffer(rank, shape, dtype) for rank in range(dist.get_world_size(group))]
+        self.addresses = torch.tensor([x.data_ptr() for x in self.of_ranks], dtype=torch.int64, device=device)
+
+
 class FusedAllReduce:
     """Sum over the ranks of a node, residual add and RMSNorm in one kernel.
 
@@ -76,14 +95,12 @@ class FusedAllReduce:
     ) -> None:
         if not 0 < rows * hidden < 2**31:
             raise ValueError(f"{rows} rows of {hidden}; at least one element and fewer than 2^31 are expected")
-        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.rows, self.hidden, self.dtype = rows, hidden, dtype
-        device = torch.device("cuda", torch.cuda.current_device())
-        self._parts = [self._shared(group, device, (rows, hidden), dtype) for _ in range(2)]
-        self._sum = self._shared(group, device, (rows, hidden), dtype)
-        self._flags = self._shared(group, device, (PROGRAMS, self.world), torch.int32)
-        self._meetings = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
+        self._parts = [SharedMemory(group, (rows, hidden), dtype) for _ in range(2)]
+        self._sum = SharedMemory(group, (rows, hidden), dtype)
+        self._flags = SharedMemory(group, (PROGRAMS, self.world), torch.int32)
+        self._meetings = torch.zeros(PROGRAMS, dtype=torch.int32, device=self._sum.own.device)
         self._turn = 0
         torch.cuda.synchronize()
         dist.barrier(group)                             # nobody raises a flag before all flags are zero
@@ -92,7 +109,7 @@ class FusedAllReduce:
         """Where the partial sum of the next call goes, [rows, H]. ValueError for more rows than there is room for."""
         if not 0 < rows <= self.rows:
             raise ValueError(f"{rows} rows; at least 1 and at most {self.rows} are expected")
-        return self._parts[self._turn][0][:rows]
+        return self._parts[self._turn].own[:rows]
 
     def __call__(
         self, residual: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-5, form: str | None = None,
@@ -113,22 +130,10 @@ class FusedAllReduce:
         if part is not None and part.data_ptr() == own.data_ptr():
             part = None
         form = choose_form(rows, self.world) if form is None else form
-        total = self._sum[0][:rows] if form == "two_shot" else torch.empty_like(residual)
+        total = self._sum.own[:rows] if form == "two_shot" else torch.empty_like(residual)
         normed = None if weight is None else torch.empty_like(residual)
-        launch(form, parts=self._parts[self._turn][1], sums=self._sum[1], flags=self._flags[1],
+        launch(form, parts=self._parts[self._turn].addresses, sums=self._sum.addresses, flags=self._flags.addresses,
                meetings=self._meetings, own_sum=total, residual=residual, weight=weight, normed=normed, rank=self.rank,
                world=self.world, eps=eps, part=part)
         self._turn = 1 - self._turn
         return total, normed
-
-    def _shared(
-        self, group: dist.ProcessGroup, device: torch.device, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Zeroed memory that all ranks can address: ours as a tensor, the addresses [world] int64, and the handle."""
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        own = symmetric_memory.empty(*shape, dtype=dtype, device=device)
-        handle = symmetric_memory.rendezvous(own, group)
-        own.zero_()
-        addresses = [handle.get_buffer(rank, shape, dtype).data_ptr() for rank in range(self.world)]
-        return own, torch.tensor(addresses, dtype=torch.int64, device=device), handle

@@ -20,18 +20,19 @@ ROWS = 16
 
 
 def few_defines(n: int, k: int, tokens: int, *, e4m3: bool, norm: bool, residual: bool, bias_bf16: bool,
-                eps: float = 1e-5, staged: bool = False) -> tuple[tuple[str, object], ...]:
+                eps: float = 1e-5, staged: bool = False, early: bool = False) -> tuple[tuple[str, object], ...]:
     """The compile-time constants of one specialisation of `few_linear.cu`; tokens: at most so many (8, 16 or 32)."""
     return (("N", n), ("K", k), ("TOKENS", tokens), ("E4M3", int(e4m3)), ("NORM", int(norm)),
             ("RESIDUAL", int(residual)), ("BIAS_BF16", int(bias_bf16)), ("EPS", f"{float(eps)!r}f"),
-            ("STAGED", int(staged)))
+            ("STAGED", int(staged)), ("EARLY", int(early)))
 
 
 @functools.cache
 def _kernel(n: int, k: int, tokens: int, e4m3: bool, norm: bool, residual: bool, bias_bf16: bool, eps: float,
-            staged: bool, device: int) -> driver.Kernel:
+            staged: bool, early: bool, device: int) -> driver.Kernel:
     return driver.load("few_linear.cu", "few_linear", few_defines(
-        n, k, tokens, e4m3=e4m3, norm=norm, residual=residual, bias_bf16=bias_bf16, eps=eps, staged=staged), device)
+        n, k, tokens, e4m3=e4m3, norm=norm, residual=residual, bias_bf16=bias_bf16, eps=eps, staged=staged,
+        early=early), device)
 
 
 def _obstacle(device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16, **needs: object
@@ -43,10 +44,11 @@ def _obstacle(device: torch.device | str | None = None, dtype: torch.dtype = tor
 def few_linear_cuda(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, scale_inv: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None, eps: float = 1e-5, residual: torch.Tensor | None = None,
-    staged: bool = False,
+    staged: bool = False, early: bool = False,
 ) -> torch.Tensor:
     """As `reference.fused.few_linear`, for at most 32 tokens in bf16; N a multiple of 16, K of 64. norm_weight: fp32.
-    staged: the tokens come to shared memory first, at most 8 of them; not timed yet, so nothing chooses it.
+    staged: the tokens come to shared memory first, at most 8 of them. early: scales and bias are asked for with the
+    weights. Neither is timed yet, so nothing chooses it.
 
     The kernel launched last must not be what wrote the weights, scales, bias or gain: it may still run. ValueError.
     """
@@ -63,7 +65,7 @@ def few_linear_cuda(
         raise ValueError(f"few_linear: {t} tokens staged; at most 8 fit beside each other")
     tokens = 8 if t <= 8 else 16 if t <= 16 else 32
     kernel = _kernel(n, k, tokens, scale_inv is not None, norm_weight is not None, residual is not None,
-                     bias.dtype == torch.bfloat16, eps, staged, x.device.index or 0)
+                     bias.dtype == torch.bfloat16, eps, staged, early, x.device.index or 0)
     y = torch.empty(t, n, dtype=x.dtype, device=x.device)
     unread = bias                                                       # a pointer for what this form has not
     driver.launch(kernel, n // ROWS, 256, [

@@ -2,20 +2,14 @@
 the host (`emulated/hopper.cuh`), against the plain form. It shows that every thread reads and writes what is right, not
 how fast."""
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
-from gptoss_kernels.moe.cuda.driver import HERE
 from gptoss_kernels.projection.few_cuda import ROWS, few_defines
 from gptoss_kernels.reference.fused import few_linear
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on the PATH")
 RUN = """
-#include "few_linear.cu"
 extern "C" void run(const void* x, const void* w, const void* scale, const void* bias, const void* gain,
                     const void* residual, void* y, int tokens) {
     run_grid(N / ROWS, WARPS * 32, few_linear, (const uint16*)x, (const uint8*)w, (const float*)scale, bias,
@@ -24,22 +18,12 @@ extern "C" void run(const void* x, const void* w, const void* scale, const void*
 """
 
 
-def compiled(folder, defines):
-    """The kernel of these constants as a function of the host."""
-    for source in (HERE / "few_linear.cu", Path(__file__).with_name("emulated") / "hopper.cuh"):
-        shutil.copy(source, folder)
-    (folder / "run.cpp").write_text(RUN)
-    flags = [f"-D{name}={value}" for name, value in defines]
-    subprocess.run(["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *flags, "-o", "run.so",
-                    "run.cpp"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "run.so")).run
-
-
 @pytest.mark.parametrize(("tokens", "most"), [(1, 8), (8, 8), (11, 16), (32, 32)])
 @pytest.mark.parametrize("e4m3", [True, False])
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("staged", [True, False])
-def test_few_linear(tmp_path, tokens, most, e4m3, normed, staged):
+@pytest.mark.parametrize("early", [True, False])
+def test_few_linear(on_host, tokens, most, e4m3, normed, staged, early):
     """320 columns: one warp has fewer chunks than the others; the last group of 128 is half."""
     n, k = 144, 320
     g = torch.Generator().manual_seed(tokens)
@@ -56,8 +40,8 @@ def test_few_linear(tmp_path, tokens, most, e4m3, normed, staged):
         more["norm_weight"] = torch.rand(k, generator=g) + 0.5
     else:
         more["residual"] = torch.randn(tokens, n, generator=g).bfloat16()
-    run = compiled(tmp_path, few_defines(n, k, most, e4m3=e4m3, norm=normed, residual=not normed, bias_bf16=not e4m3,
-                                        staged=staged))
+    run = on_host("few_linear.cu", RUN, few_defines(n, k, most, e4m3=e4m3, norm=normed, residual=not normed,
+                                                    bias_bf16=not e4m3, staged=staged, early=early)).run
     y = torch.full((tokens + 1, n), torch.nan, dtype=torch.bfloat16)
     given = (x, weight, more.get("scale_inv", bias), bias, more.get("norm_weight", bias), more.get("residual", bias), y)
     run(*(ctypes.c_void_p(t.data_ptr()) for t in given), tokens)

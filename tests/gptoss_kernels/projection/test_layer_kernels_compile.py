@@ -46,10 +46,10 @@ def test_compile_few_linear_cuda(n, k, norm, tokens, e4m3):
     from gptoss_kernels.moe.cuda import driver
     from gptoss_kernels.projection.few_cuda import few_defines
 
-    for staged in (False, True)[: 1 + (tokens == 8)]:
+    for staged, early in [(False, False), (False, True), (True, False), (True, True)][: 2 + 2 * (tokens == 8)]:
         _, used = driver.compile_nvcc("few_linear.cu", dict(few_defines(
-            n, k, tokens, e4m3=e4m3, norm=norm, residual=not norm, bias_bf16=not e4m3, staged=staged)))
-        print("few_linear.cu", n, k, tokens, e4m3, staged, used)
+            n, k, tokens, e4m3=e4m3, norm=norm, residual=not norm, bias_bf16=not e4m3, staged=staged, early=early)))
+        print("few_linear.cu", n, k, tokens, e4m3, staged, early, used)
         assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= 128
 
 

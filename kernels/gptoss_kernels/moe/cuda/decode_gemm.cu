@@ -16,14 +16,23 @@
 // The second product of a layer may be launched while the first still runs: then its weights are already on their way when
 // the tokens come. That is safe because the tables of the routing were complete before the first product began.
 //
+// WARPGROUPS: that multiply, 2 or 4. Where four have two times 64 rows (MXFP4 alone), two of them take one half of each stage's
+// columns and two the other, and the sums meet in shared memory. NARROW: a tile of at most eight tokens is a product of eight
+// columns. PREPARED: the map is fetched and the barriers stand before the kernel in front has ended. NEXT_ROWS: of the second
+// product's first item of this CTA, so many weight rows are asked to the L2 as soon as all of the first's are on their way:
+// memory has work while the first product ends and the second begins.
+//
 // EPILOGUE 0: y as bf16; a work item is 128 weight rows. EPILOGUE 1: clamped SwiGLU on interleaved gate/up and e4m3 with a
 // scale per 128; an item is 256 weight rows, one scale group.
-// Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT. N and K are multiples of 64.
+// Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT, WARPGROUPS, NARROW, PREPARED, NEXT_ROWS. N and K are multiples of 64.
 #include "hopper.cuh"
 
-constexpr int TOKENS = 16, HALVES = EPILOGUE == 0 ? 1 : 2, ROWS = HALVES * 128;      // 64-row halves of a warpgroup
+constexpr int PRODUCER = WARPGROUPS == 4 ? 128 : 32;                    // threads; registers move between whole warpgroups
+constexpr int TOKENS = 16, ROWS = EPILOGUE == 0 ? 128 : 256, WARPS = 4 * WARPGROUPS, THREADS = 32 * WARPS;  // that multiply
+constexpr int SHARES = 64 * WARPGROUPS > ROWS ? 2 : 1, HALVES = ROWS * SHARES / (64 * WARPGROUPS);   // of 64 rows a warpgroup
+static_assert(SHARES == 1 || FORM == 1, "a stage of e4m3 is not shared");
 constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + ROWS - 1) / ROWS;
-constexpr int ROW_BYTES = FORM == 0 ? K : K / 2, GROUPS = K / 32;
+constexpr int ROW_BYTES = FORM == 0 ? K : K / 2, GROUPS = K / 32, LAST_GROUPS = GROUPS % 4 ? GROUPS % 4 : 4;
 constexpr int ITEM_STAGES = (ROW_BYTES + 127) / 128, STAGE_BYTES = ROWS * 128;
 constexpr int STAGES = 131072 / STAGE_BYTES + (FORM == 0 ? 32768 / STAGE_BYTES : 0);
 constexpr int PRODUCT_BYTES = TOKENS * 32;                              // tokens of one product: 4 matrices of 8 x 16 bytes
@@ -40,34 +49,6 @@ struct Shared {                                                         // after
     alignas(8) uint64 full[STAGES], empty[STAGES], scale_full[2], scale_empty[2];
 };
 extern "C" __device__ const int decode_gemm_shared_bytes = STAGES * STAGE_BYTES + sizeof(Shared);
-
-// d [64 x 16] = or += a [64 x 32] . b [16 x 32]^T, a in shared memory or in registers, b in shared memory.
-DEVICE void wgmma_first(float (&d)[8], uint64 a, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
-                 : "l"(a), "l"(b));
-}
-
-DEVICE void wgmma_add(float (&d)[8], uint64 a, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1;\n}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-                 : "l"(a), "l"(b));
-}
-
-DEVICE void wgmma_first(float (&d)[8], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, "
-                 "1;\n}"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
-}
-
-// Descriptor of the tokens of one product: unswizzled, 128 bytes from 8 tokens to the next, 256 from 16 columns to the next.
-DEVICE uint64 tokens_descriptor(uint32 address) {
-    return (uint64)((address & 0x3FFFF) >> 4) | (uint64)(256 >> 4) << 16 | (uint64)(128 >> 4) << 32;
-}
 
 // Eight codes to eight e4m3 numbers (times 2^-6): the low nibbles of the four bytes, and the high ones.
 DEVICE uint32 decode_low(uint32 w) { return (w << 4 & 0x80808080u) | (w << 2 & 0x1C1C1C1Cu); }
@@ -88,7 +69,17 @@ DEVICE int count_tiles(const int* tile_expert, int tiles) {
     return mine;
 }
 
-DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_expert, uint32 data, Shared& s) {
+// What this CTA's first item of the next product begins with; that one has K rows an expert, of N / 2 columns.
+DEVICE void prefetch_next(const uint8* next, const int* tile_expert, int live) {
+    constexpr int ITEM = 128, ITEMS = (K + ITEM - 1) / ITEM, BYTES = ROW_BYTES * (long long)(N / 2) / K, PIECE = 8;
+    int item = blockIdx.x, n0 = item % ITEMS * ITEM, rows = min(NEXT_ROWS, K - n0);
+    if (item >= live * ITEMS) return;
+    const uint8* from = next + ((long long)__ldg(tile_expert + item / ITEMS) * K + n0) * BYTES;
+    for (int r = 0; r < rows; r += PIECE) prefetch_bulk(from + (long long)r * BYTES, min(PIECE, rows - r) * BYTES);
+}
+
+DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_expert, const uint8* next, uint32 data,
+                    Shared& s) {
     Turn<STAGES> turn;
     Turn<2> at;
     for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
@@ -108,34 +99,36 @@ DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_
             for (int r = 0; r < rows; r += 64) tma_load(map, to + r * 128, bar, i * 128, e * N + n0 + r);
         }
     }
+    if (NEXT_ROWS > 0) prefetch_next(next, tile_expert, s.live);
 }
 
 // [64-row half][fragment]: fragment 4 t + i is row + 8 (i / 2), token 8 t + 2 q + i % 2.
-struct Accumulator { float v[HALVES][8]; };
+template <int TILES> struct Accumulator { float v[HALVES][4 * TILES]; };
 
-DEVICE void start_from_bias(Accumulator& acc, const float* bias, int rows) {
+template <int TILES> DEVICE void start_from_bias(Accumulator<TILES>& acc, const float* bias, int rows) {
 #pragma unroll
     for (int m = 0; m < HALVES; ++m)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float b = m * 64 < rows ? __ldg(bias + m * 64 + i * 8) : 0.0f;
-            acc.v[m][i * 2] = acc.v[m][i * 2 + 1] = acc.v[m][4 + i * 2] = acc.v[m][5 + i * 2] = b;
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) acc.v[m][4 * t + 2 * i] = acc.v[m][4 * t + 2 * i + 1] = b;
         }
 }
 
-struct TokenScales {                                                    // of this thread's four tokens
-    float2 low, high;
+template <int TILES> struct TokenScales {                               // of this thread's two or four tokens
+    float2 of[TILES];
     DEVICE TokenScales(const Shared& s, int kb) {
-        const float* at = s.x_scale[kb] + 2 * (threadIdx.x & 3);
-        low = *(const float2*)at;
-        high = *(const float2*)(at + 8);
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) of[t] = *(const float2*)(s.x_scale[kb] + 8 * t + 2 * (threadIdx.x & 3));
     }
-    DEVICE float operator[](int i) const { return i < 4 ? (i & 1 ? low.y : low.x) : (i & 1 ? high.y : high.x); }
+    DEVICE float operator[](int i) const { return i & 1 ? of[i / 4].y : of[i / 4].x; }
 };
 
 // One stage in e4m3, 128 columns: they share one weight scale and one scale per token.
-DEVICE void multiply_blocks(Accumulator& acc, uint32 weights, uint64 tokens, const Shared& s, int kb, float w_scale) {
-    float part[HALVES][8];
+template <int TILES>
+DEVICE void multiply_blocks(Accumulator<TILES>& acc, uint32 weights, uint64 tokens, const Shared& s, int kb, float w_scale) {
+    float part[HALVES][4 * TILES];
     wgmma_fence();
 #pragma unroll
     for (int m = 0; m < HALVES; ++m) {
@@ -145,33 +138,33 @@ DEVICE void multiply_blocks(Accumulator& acc, uint32 weights, uint64 tokens, con
         for (int i = 1; i < 4; ++i) wgmma_add(part[m], a + 2 * i, b + (i * PRODUCT_BYTES >> 4));
     }
     wgmma_commit();
-    TokenScales x(s, kb);
+    TokenScales<TILES> x(s, kb);
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < HALVES; ++m) {
         pin(part[m]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) acc.v[m][i] = fmaf(part[m][i], w_scale * x[i], acc.v[m][i]);
+        for (int i = 0; i < 4 * TILES; ++i) acc.v[m][i] = fmaf(part[m][i], w_scale * x[i], acc.v[m][i]);
     }
 }
 
-DEVICE uint32 code_word(uint32 weights, int row, int group) {           // this thread's word of a group, swizzled by 128
-    uint32 word, at = weights + row * 128 + ((group ^ (row & 7)) * 16) + (threadIdx.x & 3) * 4;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at));
-    return word;
-}
-
-// Half a stage of MXFP4, 128 columns in four groups: each is its own product with its own scale per weight row.
-DEVICE void multiply_codes(Accumulator& acc, uint32 weights, uint64 tokens, const Shared& s, const uint8* scales, int row,
-                           int half, int kb) {
-    TokenScales x(s, kb);
+// Half a stage of MXFP4, 128 columns in four groups (fewer at the end of K): each is its own product with its own scale per
+// weight row. row_at: this thread's row in the stage, its word of a group; swizzle: its row's; scales: of its row and group 0.
+template <int TILES, int COUNT>
+DEVICE void multiply_codes(Accumulator<TILES>& acc, uint32 row_at, uint32 swizzle, uint64 tokens, const Shared& s,
+                           uint32 scales, int half, int kb) {
+    TokenScales<TILES> x(s, kb);
+    uint32 group_at[COUNT];
+#pragma unroll
+    for (int g = 0; g < COUNT; ++g) group_at[g] = row_at + (half * 64 + g * 16 ^ swizzle);
+    uint64 b = tokens + (kb * 4 * PRODUCT_BYTES >> 4);
 #pragma unroll
     for (int m = 0; m < HALVES; ++m) {
-        float part[4][8], sum[8] = {};
-        uint32 a[4][4];
+        float part[COUNT][4 * TILES], sum[4 * TILES] = {};
+        uint32 a[COUNT][4];
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-            uint32 upper = code_word(weights, m * 64 + row, half * 4 + g), lower = code_word(weights, m * 64 + row + 8, half * 4 + g);
+        for (int g = 0; g < COUNT; ++g) {
+            uint32 upper = load_shared(group_at[g] + m * 64 * 128), lower = load_shared(group_at[g] + (m * 64 + 8) * 128);
             a[g][0] = decode_low(upper);
             a[g][1] = decode_low(lower);
             a[g][2] = decode_high(upper);
@@ -179,25 +172,24 @@ DEVICE void multiply_codes(Accumulator& acc, uint32 weights, uint64 tokens, cons
         }
         wgmma_fence();
 #pragma unroll
-        for (int g = 0; g < 4; ++g)
-            wgmma_first(part[g], a[g][0], a[g][1], a[g][2], a[g][3], tokens + ((kb * 4 + g) * PRODUCT_BYTES >> 4));
+        for (int g = 0; g < COUNT; ++g)
+            wgmma_first(part[g], a[g][0], a[g][1], a[g][2], a[g][3], b + (g * PRODUCT_BYTES >> 4));
         wgmma_commit();
-        float up[4], low[4];
+        float up[COUNT], low[COUNT];
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-            bool inside = kb * 4 + g < GROUPS;
-            up[g] = inside ? power_of_two(scales[m * 64 * GROUPS + kb * 4 + g] + 6) : 0.0f;
-            low[g] = inside ? power_of_two(scales[(m * 64 + 8) * GROUPS + kb * 4 + g] + 6) : 0.0f;
+        for (int g = 0; g < COUNT; ++g) {
+            up[g] = power_of_two(load_shared_byte(scales + kb * 4 + m * 64 * GROUPS + g) + 6);
+            low[g] = power_of_two(load_shared_byte(scales + kb * 4 + (m * 64 + 8) * GROUPS + g) + 6);
         }
         wgmma_wait<0>();
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
+        for (int g = 0; g < COUNT; ++g) {
             pin(part[g]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) sum[i] = fmaf(part[g][i], (i & 3) < 2 ? up[g] : low[g], sum[i]);
+            for (int i = 0; i < 4 * TILES; ++i) sum[i] = fmaf(part[g][i], (i & 3) < 2 ? up[g] : low[g], sum[i]);
         }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) acc.v[m][i] = fmaf(sum[i], x[i], acc.v[m][i]);
+        for (int i = 0; i < 4 * TILES; ++i) acc.v[m][i] = fmaf(sum[i], x[i], acc.v[m][i]);
     }
 }
 
@@ -212,7 +204,7 @@ struct Tokens {                                                         // where
 // on its own row alone. Columns beyond K are zero, as the weights there are.
 DEVICE void stage_tokens(Shared& s, const Tokens& t, int first, int real) {
     constexpr int PIECES = K_BLOCKS * 8;
-    for (int i = threadIdx.x; i < real * PIECES; i += 256) {
+    for (int i = threadIdx.x; i < real * PIECES; i += THREADS) {
         int r = i / PIECES, piece = i % PIECES;
         uint4 v = make_uint4(0, 0, 0, 0);
         long long row = t.token_of ? t.token_of[first + r] : first + r;
@@ -226,7 +218,7 @@ DEVICE void stage_tokens(Shared& s, const Tokens& t, int first, int real) {
             *(uint2*)(at + 256) = make_uint2(__byte_perm(v.x, v.y, 0x7531), __byte_perm(v.z, v.w, 0x7531));
         }
     }
-    for (int i = threadIdx.x; i < real * K_BLOCKS; i += 256) {
+    for (int i = threadIdx.x; i < real * K_BLOCKS; i += THREADS) {
         int r = i / K_BLOCKS, kb = i % K_BLOCKS;
         long long row = t.token_of ? t.token_of[first + r] : first + r;
         s.x_scale[kb][r] = t.scale[row * t.scale_row + kb * t.scale_group];
@@ -241,7 +233,7 @@ DEVICE float swiglu(float gate, float up) {
 // Each warp finishes a token at a time: ROWS results, or ROWS / 2 after SwiGLU.
 DEVICE void finish(const Shared& s, void* out, float* out_scale, int out_scale_stride, int first, int real, int n0) {
     int lane = threadIdx.x & 31;
-    for (int t = threadIdx.x / 32; t < real; t += 8) {
+    for (int t = threadIdx.x / 32; t < real; t += WARPS) {
         long long row = first + t;
 #if EPILOGUE == 0
         for (int i = 2 * lane; i < ROWS; i += 64)
@@ -270,83 +262,126 @@ DEVICE void release(uint32 bar) {
     if ((threadIdx.x & 31) == 0) barrier_arrive_here(bar);
 }
 
-// Two warpgroups, each with half of an item's weight rows.
+struct Item {                                                           // what a warpgroup has of one
+    int first, real, rows, local, share, row;                           // token rows; weight rows left, from, of this thread
+    const float* bias;
+    float block_scale;
+};
+
+// The products of an item, and their sums to shared memory; TILES of eight tokens.
+template <int TILES>
+DEVICE void multiply_item(const Item& item, const Tokens& tokens, uint32 data, Turn<STAGES>& turn, const Turn<2>& at, Shared& s) {
+    int lane = threadIdx.x & 31;
+    uint64 tokens_at = rows_descriptor(shared_address(s.x));
+    Accumulator<TILES> acc;
+    start_from_bias(acc, item.bias, item.share == 0 ? item.rows : 0);
+    stage_tokens(s, tokens, item.first, item.real);
+    async_fence();
+    named_sync(1, THREADS);
+    if (FORM == 1) barrier_wait(shared_address(&s.scale_full[at.index]), at.phase);
+    uint32 scales = shared_address(s.w_scale[FORM == 0 ? 0 : at.index]) + (item.local + item.row) * GROUPS;
+    uint32 word_at = item.row * 128 + (lane & 3) * 4, swizzle = item.row % 8 * 16;
+#pragma unroll 1
+    for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
+        uint32 weights = data + turn.index * STAGE_BYTES + item.local * 128;
+        barrier_wait(shared_address(&s.full[turn.index]), turn.phase);
+        if (item.rows > 0) {
+            if (FORM == 0) multiply_blocks(acc, weights, tokens_at, s, i, __shfl_sync(~0u, item.block_scale, i));
+#pragma unroll
+            for (int half = 0; half < 2 * FORM; half += SHARES) {
+                int mine = half + item.share, kb = 2 * i + mine;
+                if (kb < K_BLOCKS - 1)
+                    multiply_codes<TILES, 4>(acc, weights + word_at, swizzle, tokens_at, s, scales, mine, kb);
+                else if (kb < K_BLOCKS)
+                    multiply_codes<TILES, LAST_GROUPS>(acc, weights + word_at, swizzle, tokens_at, s, scales, mine, kb);
+            }
+        }
+        release(shared_address(&s.empty[turn.index]));
+    }
+#pragma unroll
+    for (int share = 0; share < SHARES; ++share) {
+        named_sync(1, THREADS);                                         // the tokens' place is now the results'
+        if (item.rows <= 0 || item.share != share) continue;
+#pragma unroll
+        for (int m = 0; m < HALVES; ++m)
+#pragma unroll
+            for (int i = 0; i < 4 * TILES; ++i) {
+                float& y = s.y[item.local + m * 64 + item.row + (i & 2) * 4][i / 4 * 8 + 2 * (lane & 3) + (i & 1)];
+                y = share == 0 ? acc.v[m][i] : y + acc.v[m][i];
+            }
+    }
+    named_sync(1, THREADS);
+}
+
+// The multiplying warpgroups, each with its part of an item's weight rows.
 DEVICE void consume(const Tokens& tokens, const float* block_scales, const float* bias, const int* tile_expert,
                     const int* tile_rows, void* out, float* out_scale, int out_scale_stride, uint32 data, Shared& s) {
-    int lane = threadIdx.x & 31, group = __shfl_sync(~0u, threadIdx.x / 128, 0), local = group * HALVES * 64;
-    int row = threadIdx.x / 32 % 4 * 16 + lane / 4;                     // within a 64-row half
-    uint64 tokens_at = tokens_descriptor(shared_address(s.x));
+    int lane = threadIdx.x & 31, group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    Item mine;
+    mine.local = group % (WARPGROUPS / SHARES) * HALVES * 64;
+    mine.share = SHARES == 1 ? 0 : group / (WARPGROUPS / SHARES);
+    mine.row = threadIdx.x / 32 % 4 * 16 + lane / 4;                    // within a 64-row half
     wait_for_previous();                                                // what the tokens come from; weights are on their way
     Turn<STAGES> turn;
     Turn<2> at;
     for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
-        int tile = item / N_TILES, n0 = item % N_TILES * ROWS, e = __ldg(tile_expert + tile), real = __ldg(tile_rows + tile);
-        int rows = N - n0 - local;                                      // of this warpgroup's; may be none
-        float block_scale = 0.0f;
-        if (FORM == 0 && rows > 0 && lane < K_BLOCKS)
-            block_scale = __ldg(block_scales + ((long long)e * N_BLOCKS + (n0 + local) / 128) * K_BLOCKS + lane);
-        Accumulator acc;
-        start_from_bias(acc, bias + (long long)e * N + n0 + local + row, rows);
-        stage_tokens(s, tokens, tile * TOKENS, real);
-        async_fence();
-        named_sync(1, 256);
-        if (FORM == 1) barrier_wait(shared_address(&s.scale_full[at.index]), at.phase);
-        const uint8* scales = s.w_scale[FORM == 0 ? 0 : at.index] + (local + row) * GROUPS;
-#pragma unroll 1
-        for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
-            uint32 weights = data + turn.index * STAGE_BYTES + local * 128;
-            barrier_wait(shared_address(&s.full[turn.index]), turn.phase);
-            if (rows > 0) {
-                if (FORM == 0) {
-                    multiply_blocks(acc, weights, tokens_at, s, i, __shfl_sync(~0u, block_scale, i));
-                } else {
-                    multiply_codes(acc, weights, tokens_at, s, scales, row, 0, 2 * i);
-                    if (2 * i + 1 < K_BLOCKS) multiply_codes(acc, weights, tokens_at, s, scales, row, 1, 2 * i + 1);
-                }
-            }
-            release(shared_address(&s.empty[turn.index]));
-        }
+        int tile = item / N_TILES, n0 = item % N_TILES * ROWS, e = __ldg(tile_expert + tile);
+        mine.first = tile * TOKENS;
+        mine.real = __ldg(tile_rows + tile);
+        mine.rows = N - n0 - mine.local;                                // may be none
+        mine.bias = bias + (long long)e * N + n0 + mine.local + mine.row;
+        mine.block_scale = 0.0f;
+        if (FORM == 0 && mine.rows > 0 && lane < K_BLOCKS)
+            mine.block_scale = __ldg(block_scales + ((long long)e * N_BLOCKS + (n0 + mine.local) / 128) * K_BLOCKS + lane);
+        if (NARROW && mine.real <= 8) multiply_item<1>(mine, tokens, data, turn, at, s);
+        else multiply_item<2>(mine, tokens, data, turn, at, s);
         if (FORM == 1) { release(shared_address(&s.scale_empty[at.index])); at.next(); }
-        named_sync(1, 256);                                             // the tokens' place is now the results'
-        if (rows > 0) {
-#pragma unroll
-            for (int m = 0; m < HALVES; ++m)
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    s.y[local + m * 64 + row + (i & 2) * 4][i / 4 * 8 + 2 * (lane & 3) + (i & 1)] = acc.v[m][i];
-        }
-        named_sync(1, 256);
-        finish(s, out, out_scale, out_scale_stride, tile * TOKENS, real, n0);
-        named_sync(1, 256);
+        finish(s, out, out_scale, out_scale_stride, mine.first, mine.real, n0);
+        named_sync(1, THREADS);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(288, 1)
+extern "C" __global__ void __launch_bounds__(THREADS + PRODUCER, 1)
 decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* x_scale, long long scale_row,
             long long scale_group, const int* token_of, const void* w_scale, const float* bias, const int* tile_expert,
-            const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride) {
+            const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride, const uint8* next) {
     DYNAMIC_SHARED(raw);
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES);
-    if (EPILOGUE == 1) wait_for_previous();                             // a layer's first product: that is the routing
-    if (threadIdx.x >= 256) {
-        int live = count_tiles(tile_expert, tiles);
-        if (threadIdx.x == 256) {
-            s.live = live;
-            for (int i = 0; i < STAGES; ++i) {
-                barrier_init(shared_address(&s.full[i]), 1);
-                barrier_init(shared_address(&s.empty[i]), 8);
-            }
-            for (int i = 0; i < 2; ++i) {
-                barrier_init(shared_address(&s.scale_full[i]), 1);
-                barrier_init(shared_address(&s.scale_empty[i]), 8);
-            }
-            barrier_init_fence();
+    if (EPILOGUE == 1 && !PREPARED) wait_for_previous();                // a layer's first product: that is the routing
+    if (threadIdx.x == THREADS) {
+        if (PREPARED) tma_prefetch_map(&map);
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(shared_address(&s.full[i]), 1);
+            barrier_init(shared_address(&s.empty[i]), WARPS);
         }
+        for (int i = 0; i < 2; ++i) {
+            barrier_init(shared_address(&s.scale_full[i]), 1);
+            barrier_init(shared_address(&s.scale_empty[i]), WARPS);
+        }
+        barrier_init_fence();
+    }
+    if (EPILOGUE == 1 && PREPARED) wait_for_previous();
+    if (threadIdx.x >= THREADS && threadIdx.x < THREADS + 32) {
+        int live = count_tiles(tile_expert, tiles);
+        if (threadIdx.x == THREADS) s.live = live;
     }
     let_next_start();
     __syncthreads();
-    if (threadIdx.x == 256) produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
-    if (threadIdx.x < 256)
+    auto load = [&] {
+        if (threadIdx.x == THREADS) produce(&map, (const uint8*)w_scale, tile_expert, next, shared_address(raw), s);
+    };
+    auto multiply = [&] {
         consume({x, x_scale, scale_row, scale_group, token_of}, (const float*)w_scale, bias, tile_expert, tile_rows, out,
                 out_scale, out_scale_stride, shared_address(raw), s);
+    };
+    if (WARPGROUPS == 2) {                                              // two branches: descriptors stay in uniform registers
+        load();
+        if (threadIdx.x < THREADS) multiply();
+    } else if (threadIdx.x >= THREADS) {
+        registers_shrink<64>();
+        load();
+    } else {
+        registers_grow<104>();
+        multiply();
+    }
 }

@@ -16,7 +16,9 @@
 // STAGED: the tokens and the gain come to shared memory first, all at once, and a product waits for no L2; without, every
 // chunk reads its share of them from there.
 //
-// Compile-time: N, K, TOKENS (8, 16 or 32), E4M3, NORM, RESIDUAL, BIAS_BF16, EPS, STAGED. N a multiple of 16, K of 64 (e4m3)
+// EARLY: scales and bias are asked for with the weights, the residual with the tokens; without, each when it is needed.
+//
+// Compile-time: N, K, TOKENS (8, 16 or 32), E4M3, NORM, RESIDUAL, BIAS_BF16, EPS, STAGED, EARLY. N a multiple of 16, K of 64 (e4m3)
 // or 32.
 #include "hopper.cuh"
 
@@ -26,6 +28,7 @@ constexpr int MINE = (CHUNKS + WARPS - 1) / WARPS;                      // chunk
 constexpr int MOST = TILES > 2 ? 4 : 8;                                  // that a lane asks for at once: registers
 constexpr int BATCH = MINE < MOST ? MINE : MOST, BATCHES = (MINE + BATCH - 1) / BATCH;
 constexpr int ROW_BYTES = E4M3 ? K : 2 * K, K_BLOCKS = (K + 127) / 128;
+constexpr int OUTPUTS = (TOKENS * ROWS + WARPS * 32 - 1) / (WARPS * 32);       // of a thread, all in one column
 constexpr int PITCH = STAGED ? K + 8 : K;                               // staged: eight rows lie in all banks
 constexpr int GAIN_AT = TOKENS * PITCH * 2;                             // bytes
 extern "C" __device__ const int few_linear_shared_bytes = STAGED ? GAIN_AT + (NORM ? 4 * K : 0) : 0;     // besides sums
@@ -76,15 +79,22 @@ DEVICE Pieces token_of(const uint16* x, const float* gain, bool there, float& sq
     return p;
 }
 
+DEVICE float bias_of(const void* bias, int n) {
+    return BIAS_BF16 ? __uint_as_float((uint32)load_once_u16((const uint16*)bias + n) << 16)
+                     : __uint_as_float(load_once_u32((const float*)bias + n));
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BATCH > 6 || TILES > 1 ? 2 : 3)
 few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias, const float* gain, const uint16* residual,
            uint16* y, int tokens) {
-    __shared__ float sums[WARPS][TOKENS][ROWS + 1], squared[WARPS][TOKENS];
+    __shared__ float sums[WARPS][TOKENS][ROWS + 1], squared[WARPS][TOKENS], row_scales[K_BLOCKS];
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane / 4, q = lane & 3, n0 = blockIdx.x * ROWS;
     const uint8* upper = w + (long long)(n0 + g) * ROW_BYTES + warp * 64 + q * 16;
     const uint8* lower = upper + 8 * ROW_BYTES;
     DYNAMIC_SHARED(staged);
-    float acc[TILES][4] = {}, squares[TILES] = {};
+    float acc[TILES][4] = {}, squares[TILES] = {}, my_bias = 0.0f, my_scale = 0.0f;
+    uint16 added[OUTPUTS] = {};
+    const float* scales = scale + n0 / 128 * K_BLOCKS;
 #pragma unroll
     for (int batch = 0; batch < BATCHES; ++batch) {
         uint4 a[BATCH][2];
@@ -97,17 +107,29 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
             }
         }
         if (batch == 0) {
+            if (EARLY) my_bias = bias_of(bias, n0 + threadIdx.x % ROWS);
+            if (EARLY && E4M3 && threadIdx.x < K_BLOCKS) my_scale = __uint_as_float(load_once_u32(scales + threadIdx.x));
             if (STAGED && NORM)
                 for (int i = threadIdx.x; i < K / 4; i += WARPS * 32) copy_async(staged + GAIN_AT + 16 * i, gain + 4 * i);
             wait_for_previous();
             let_next_start();
+            if (EARLY && RESIDUAL) {
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o) {
+                    int i = threadIdx.x + o * WARPS * 32;
+                    if (i < tokens * ROWS) added[o] = residual[(long long)(i / ROWS) * N + n0 + i % ROWS];
+                }
+            }
             if (STAGED) {
                 for (int i = threadIdx.x; i < tokens * (K / 8); i += WARPS * 32) {
                     int t = i / (K / 8), piece = i % (K / 8);
                     copy_async(staged + t * (2 * PITCH) + 16 * piece, x + (long long)t * K + 8 * piece);
                 }
                 copy_async_wait();
-                __syncthreads();
+            }
+            if (EARLY && E4M3 && threadIdx.x < K_BLOCKS) row_scales[threadIdx.x] = my_scale;
+            if (STAGED || EARLY && E4M3) __syncthreads();
+            if (STAGED) {
                 x = (const uint16*)staged;
                 gain = (const float*)(staged + GAIN_AT);
             }
@@ -118,7 +140,7 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
             if (chunk >= CHUNKS) continue;
             int k = chunk * CHUNK + q * (CHUNK / 4);
             Pieces up = weights_of(a[i][0]), down = weights_of(a[i][1]);
-            float block_scale = E4M3 ? __ldg(scale + n0 / 128 * K_BLOCKS + chunk * CHUNK / 128) : 1.0f;
+            float block_scale = !E4M3 ? 1.0f : EARLY ? row_scales[chunk * CHUNK / 128] : __ldg(scales + chunk * CHUNK / 128);
 #pragma unroll
             for (int j = 0; j < TILES; ++j) {
                 int t = j * 8 + g;
@@ -146,8 +168,10 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < tokens * ROWS; i += WARPS * 32) {
-        int t = i / ROWS, n = i % ROWS;
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o) {
+        int i = threadIdx.x + o * WARPS * 32, t = i / ROWS, n = i % ROWS;
+        if (i >= tokens * ROWS) break;
         float sum = 0.0f, square = 0.0f;
 #pragma unroll
         for (int from = 0; from < WARPS; ++from) {
@@ -156,8 +180,8 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
         }
         if (NORM) sum *= 1.0f / sqrtf(square / K + EPS);
         long long at = (long long)t * N + n0 + n;
-        sum += BIAS_BF16 ? __uint_as_float((uint32)((const uint16*)bias)[n0 + n] << 16) : ((const float*)bias)[n0 + n];
-        if (RESIDUAL) sum += __uint_as_float((uint32)residual[at] << 16);
+        sum += EARLY ? my_bias : bias_of(bias, n0 + n);
+        if (RESIDUAL) sum += __uint_as_float((uint32)(EARLY ? added[o] : residual[at]) << 16);
         y[at] = (uint16)pack_bf16(sum, 0.0f);
     }
 }

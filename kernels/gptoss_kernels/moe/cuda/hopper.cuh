@@ -86,6 +86,24 @@ DEVICE void tma_load_5d_multicast(const TensorMap* map, uint32 to, uint32 bar, i
                  "h"(mask), "r"(0) : "memory");
 }
 
+// `bytes` contiguous bytes (a multiple of 16, aligned to 16) to the L2, for a later kernel.
+DEVICE void prefetch_bulk(const void* from, uint32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+                 ::"l"((uint64)__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+}
+
+DEVICE uint32 load_shared(uint32 from) {
+    uint32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from));
+    return word;
+}
+
+DEVICE uint32 load_shared_byte(uint32 from) {
+    uint32 byte;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from));
+    return byte;
+}
+
 DEVICE void store_shared(uint32 to, uint32 word) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory"); }
 
 DEVICE void store_matrix_x4(uint32 to, uint32 a, uint32 b, uint32 c, uint32 d) {
@@ -187,6 +205,60 @@ DEVICE void wgmma_add(float (&d)[96], uint64 a, uint64 b) {
         : "l"(a), "l"(b));
 }
 
+// d [64 x n] = or += a [64 x 32] . b [n x 32]^T for n of 8 and 16, a in shared memory or in registers, b in shared memory.
+DEVICE void wgmma_first(float (&d)[8], uint64 a, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+                 "%8, %9, p, 1, 1;\n}"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
+                 : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_add(float (&d)[8], uint64 a, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+                 "%8, %9, p, 1, 1;\n}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+                 : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_first(float (&d)[8], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+                 "{%8,%9,%10,%11}, %12, p, 1, 1;\n}"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+}
+
+DEVICE void wgmma_first(float (&d)[4], uint64 a, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
+                 "%4, %5, p, 1, 1;\n}"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_add(float (&d)[4], uint64 a, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
+                 "%4, %5, p, 1, 1;\n}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "l"(a), "l"(b));
+}
+
+DEVICE void wgmma_first(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, %8, p, 1, 1;\n}"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+}
+
+// Descriptor of 8 or 16 rows of 32 bytes: unswizzled, 128 bytes from 8 rows to the next, 256 from 16 columns to the next.
+DEVICE uint64 rows_descriptor(uint32 address) {
+    return (uint64)((address & 0x3FFFF) >> 4) | (uint64)(256 >> 4) << 16 | (uint64)(128 >> 4) << 32;
+}
+
 // Launched as an overlapping kernel: everything the kernel before it wrote is visible after this. Else it returns at once.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -219,6 +291,19 @@ DEVICE uint4 load_once(const void* at) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+// The same of 4 and of 2 bytes.
+DEVICE uint32 load_once_u32(const void* at) {
+    uint32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
+
+DEVICE uint16 load_once_u16(const void* at) {
+    uint16 v;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(at));
     return v;
 }
 

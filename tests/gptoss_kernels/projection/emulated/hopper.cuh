@@ -1,12 +1,16 @@
-// In place of the kernels' own hopper.cuh: the instructions that few_linear.cu uses, on host threads, one for each thread of a
-// CTA. Warps meet at a barrier for what they do together (shuffles, products), the CTA for __syncthreads. Slow, and exact in
-// which thread holds what, which is what a kernel without a GPU can be wrong about.
+// In place of the kernels' own hopper.cuh: the instructions that few_linear.cu and decode_gemm.cu use, on host threads, one for
+// each thread of a CTA. Warps meet at a barrier for what they do together (shuffles, products), the CTA for __syncthreads.
+// Copies and products are done when they are asked for. Slow, and exact in which thread holds what and in when a barrier in
+// shared memory opens, which is what a kernel without a GPU can be wrong about.
 #pragma once
 #include <barrier>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -15,26 +19,33 @@ typedef unsigned short uint16;
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 struct alignas(16) uint4 { uint32 x, y, z, w; };
+struct alignas(8) uint2 { uint32 x, y; };
 struct alignas(8) float2 { float x, y; };
 struct Index { int x; };
 
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __shared__ static
 #define DEVICE inline
-#define DYNAMIC_SHARED(name) alignas(1024) static uint8 name[1 << 18]
+#define DYNAMIC_SHARED(name) uint8* name = shared_memory
+alignas(1024) inline uint8 shared_memory[1 << 18];
 
 constexpr int MOST_WARPS = 32;
-inline thread_local Index threadIdx, blockIdx;
-inline std::unique_ptr<std::barrier<>> cta, warps[MOST_WARPS];
+inline thread_local Index threadIdx, blockIdx, gridDim;
+inline std::unique_ptr<std::barrier<>> cta, warps[MOST_WARPS], named;
 inline uint32 board[MOST_WARPS][32][8];                                 // what the lanes of a warp show each other
 
 inline int warp_of() { return threadIdx.x / 32; }
 inline int lane_of() { return threadIdx.x % 32; }
 inline void meet() { warps[warp_of()]->arrive_and_wait(); }
 inline void __syncthreads() { cta->arrive_and_wait(); }
+inline void __syncwarp() { meet(); }
+inline void named_sync(int, int) { named->arrive_and_wait(); }           // one name; as many threads as run_grid is told
+inline int min(int a, int b) { return a < b ? a : b; }
+inline uint2 make_uint2(uint32 x, uint32 y) { return {x, y}; }
 inline uint4 make_uint4(uint32 x, uint32 y, uint32 z, uint32 w) { return {x, y, z, w}; }
 inline float __uint_as_float(uint32 bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 inline uint32 as_bits(float f) { uint32 bits; std::memcpy(&bits, &f, 4); return bits; }
@@ -49,13 +60,14 @@ inline uint32 __byte_perm(uint32 a, uint32 b, uint32 selector) {
     return made;
 }
 
-inline float __shfl_xor_sync(uint32, float value, int mask) {
-    board[warp_of()][lane_of()][0] = as_bits(value);
+template <class T> T __shfl_sync(uint32, T value, int from) {            // of four bytes
+    std::memcpy(board[warp_of()][lane_of()], &value, 4);
     meet();
-    float other = __uint_as_float(board[warp_of()][lane_of() ^ mask][0]);
+    std::memcpy(&value, board[warp_of()][from], 4);
     meet();
-    return other;
+    return value;
 }
+template <class T> T __shfl_xor_sync(uint32 all, T value, int mask) { return __shfl_sync(all, value, lane_of() ^ mask); }
 
 inline uint32 to_bf16(float f) {                                        // round to nearest, ties to even
     uint32 bits = as_bits(f);
@@ -67,6 +79,8 @@ inline uint32 multiply_bf16x2(uint32 a, uint32 b) {
     return pack_bf16(bf16_at(a, 0) * bf16_at(b, 0), bf16_at(a, 1) * bf16_at(b, 1));
 }
 inline uint4 load_once(const void* at) { return *(const uint4*)at; }
+inline uint32 load_once_u32(const void* at) { return *(const uint32*)at; }
+inline uint16 load_once_u16(const void* at) { return *(const uint16*)at; }
 inline void copy_async(uint8* to, const void* from) { std::memcpy(to, from, 16); }
 inline void copy_async_wait() {}
 inline void wait_for_previous() {}
@@ -92,9 +106,108 @@ inline void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, 
     meet();
 }
 
-// Every CTA of a grid, one after the other.
+inline float from_e4m3(uint8 byte) {
+    int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    float size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+    return byte & 128 ? -size : size;
+}
+inline uint8 to_e4m3(float f) {                                         // round to nearest, ties to even, clamped
+    float size = std::fmin(std::fabs(f), 448.0f);
+    int exponent = size > 0 ? std::max(std::ilogb(size), -6) : -6, units = (int)std::nearbyint(std::ldexp(size, 3 - exponent));
+    return (std::signbit(f) ? 128 : 0) | (units + ((exponent + 6) << 3));
+}
+inline uint16 pack_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return 1.0f / x; }
+
+// Addresses in shared memory are offsets.
+inline uint32 shared_address(const void* at) { return (const uint8*)at - shared_memory; }
+inline uint32 load_shared(uint32 from) { uint32 word; std::memcpy(&word, shared_memory + from, 4); return word; }
+inline uint32 load_shared_byte(uint32 from) { return shared_memory[from]; }
+
+struct Barrier { int count = 0, missing = 0, bytes = 0, phase = 0; };   // missing arrivals and bytes of the phase
+inline std::map<uint32, Barrier> barriers;
+inline std::mutex barriers_mutex;
+inline std::condition_variable barriers_changed;
+inline void change(uint32 bar, int arrivals, int bytes) {
+    std::lock_guard<std::mutex> lock(barriers_mutex);
+    Barrier& b = barriers.at(bar);
+    b.missing -= arrivals, b.bytes += bytes;
+    if (b.missing == 0 && b.bytes == 0) b.missing = b.count, b.phase ^= 1, barriers_changed.notify_all();
+}
+inline void barrier_init(uint32 bar, uint32 count) {
+    std::lock_guard<std::mutex> lock(barriers_mutex);
+    barriers[bar] = {(int)count, (int)count, 0, 0};
+}
+inline void barrier_init_fence() {}
+inline void barrier_expect(uint32 bar, uint32 bytes) { change(bar, 1, bytes); }
+inline void barrier_arrive_here(uint32 bar) { change(bar, 1, 0); }
+inline void barrier_wait(uint32 bar, uint32 parity) {
+    std::unique_lock<std::mutex> lock(barriers_mutex);
+    barriers_changed.wait(lock, [&] { return barriers.at(bar).phase != (int)parity; });
+}
+
+struct TensorMap { const uint8* from; int rows, columns; };             // of bytes; boxes of 64 rows and 128 columns
+inline void tma_prefetch_map(const TensorMap*) {}
+inline void tma_load(const TensorMap* map, uint32 to, uint32 bar, int x, int y) {
+    for (int r = 0; r < 64; ++r)
+        for (int c = 0; c < 128; ++c)
+            shared_memory[to + r * 128 + ((c / 16 ^ (r & 7)) * 16) + c % 16] =
+                y + r < map->rows && x + c < map->columns ? map->from[(long long)(y + r) * map->columns + x + c] : 0;
+    change(bar, 0, -64 * 128);
+}
+inline void bulk_load(const void* from, uint32 to, uint32 bar, uint32 bytes) {
+    std::memcpy(shared_memory + to, from, bytes);
+    change(bar, 0, -(int)bytes);
+}
+inline std::vector<std::pair<const uint8*, uint32>> prefetched;
+inline void prefetch_bulk(const void* from, uint32 bytes) { prefetched.emplace_back((const uint8*)from, bytes); }
+
+inline void async_fence() {}
+template <int COUNT> void registers_grow() {}
+template <int COUNT> void registers_shrink() {}
+template <int COUNT> void pin(float (&)[COUNT]) {}
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int COUNT> void wgmma_wait() {}
+inline uint64 tile_descriptor(uint32 address) { return address >> 4; }
+inline uint64 rows_descriptor(uint32 address) { return address >> 4; }
+
+// This thread's results of a product of 32 columns: rows of a from its warp's 16 (32 bytes each), tokens at descriptor b.
+template <int COUNT, class A> void product(float (&d)[COUNT], bool first, A a, uint64 b) {
+    for (int i = 0; i < COUNT; ++i) {
+        int row = lane_of() / 4 + (i & 2) * 4, column = i / 4 * 8 + lane_of() % 4 * 2 + (i & 1);
+        double sum = first ? 0.0 : d[i];
+        for (int k = 0; k < 32; ++k)
+            sum += (double)from_e4m3(a(row, k)) *
+                   from_e4m3(shared_memory[b * 16 + k / 16 * 256 + column / 8 * 128 + column % 8 * 16 + k % 16]);
+        d[i] = (float)sum;
+    }
+}
+template <int COUNT> void from_shared(float (&d)[COUNT], bool first, uint64 a, uint64 b) {
+    product(d, first, [=](int row, int k) {
+        uint32 at = a * 16 + (warp_of() % 4 * 16 + row) * 128 + k;
+        return shared_memory[at ^ (at >> 7 & 7) << 4];
+    }, b);
+}
+template <int COUNT> void wgmma_first(float (&d)[COUNT], uint64 a, uint64 b) { from_shared(d, true, a, b); }
+template <int COUNT> void wgmma_add(float (&d)[COUNT], uint64 a, uint64 b) { from_shared(d, false, a, b); }
+template <int COUNT>
+void wgmma_first(float (&d)[COUNT], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
+    uint32 mine[4] = {a0, a1, a2, a3};                                  // row lane / 4 (+ 8: a1, a3), four columns (+ 16: a2, a3)
+    std::memcpy(board[warp_of()][lane_of()], mine, sizeof mine);
+    meet();
+    product(d, true, [](int row, int k) {
+        return (uint8)(board[warp_of()][row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2] >> k % 4 * 8);
+    }, b);
+    meet();
+}
+
+// Every CTA of a grid, one after the other. together: threads that meet at the named barrier.
+inline int together = 0;
 template <class Kernel, class... Arguments> void run_grid(int blocks, int threads, Kernel kernel, Arguments... arguments) {
     cta = std::make_unique<std::barrier<>>(threads);
+    named = std::make_unique<std::barrier<>>(together);
     for (int w = 0; w < threads / 32; ++w) warps[w] = std::make_unique<std::barrier<>>(32);
     for (int block = 0; block < blocks; ++block) {
         std::vector<std::thread> all;
@@ -102,6 +215,7 @@ template <class Kernel, class... Arguments> void run_grid(int blocks, int thread
             all.emplace_back([=] {
                 threadIdx.x = t;
                 blockIdx.x = block;
+                gridDim.x = blocks;
                 kernel(arguments...);
             });
         for (auto& thread : all) thread.join();

@@ -1,0 +1,29 @@
+"""CUDA kernels compiled for the host: every CUDA thread a thread of it (`projection/emulated/hopper.cuh`)."""
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gptoss_kernels.moe.cuda.driver import HERE
+
+HEADER = Path(__file__).parent / "projection" / "emulated" / "hopper.cuh"
+
+
+@pytest.fixture
+def on_host(tmp_path):
+    """on_host(source, run, defines): a library of a .cu file and, in the same unit behind it, of C++ that calls it."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not on the PATH")
+
+    def build(source, run, defines):
+        for file in (HERE / source, HEADER):
+            shutil.copy(file, tmp_path)
+        (tmp_path / "run.cpp").write_text(f'#include "{source}"\n{run}')
+        flags = [f"-D{name}={value}" for name, value in defines]
+        subprocess.run(["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *flags, "-o", "run.so",
+                        "run.cpp"], cwd=tmp_path, check=True)
+        return ctypes.CDLL(str(tmp_path / "run.so"))
+
+    return build

@@ -1,0 +1,82 @@
+"""The decode GEMM run without a GPU (`../projection/emulated/hopper.cuh`): both weight forms and epilogues, every
+tuning, tiles of few and of many tokens, against the plain form. It shows what every thread reads, waits for and writes,
+not how fast."""
+import ctypes
+
+import pytest
+import torch
+
+from gptoss_kernels.moe.decode_cuda import TILE, Tuning, decode_defines
+from gptoss_kernels.reference.experts import ExpertMatrices, dense_matrix
+from gptoss_kernels.reference.moe import swiglu
+from gptoss_kernels.reference.quant import dequantise_groups, quantise_groups
+
+RUN = """
+extern "C" int run(int blocks, const void* w, int w_rows, const void* x, const void* x_scale, long long scale_row,
+                   long long scale_group, const void* token_of, const void* w_scale, const void* bias,
+                   const void* tile_expert, const void* tile_rows, int tiles, void* out, void* out_scale,
+                   int out_scale_stride, const void* next, int next_bytes) {
+    TensorMap map = {(const uint8*)w, w_rows, ROW_BYTES};
+    together = THREADS;
+    prefetched.clear();
+    run_grid(blocks, THREADS + PRODUCER, decode_gemm, map, (const uint8*)x, (const float*)x_scale, scale_row,
+             scale_group, (const int*)token_of, w_scale, (const float*)bias, (const int*)tile_expert,
+             (const int*)tile_rows, tiles, out, (float*)out_scale, out_scale_stride, (const uint8*)next);
+    int total = 0;
+    for (auto [from, bytes] : prefetched) {
+        long long at = from - (const uint8*)next;
+        if (bytes % 16 || at % 16 || at < 0 || at + bytes > next_bytes) return -1;
+        total += bytes;
+    }
+    return total;
+}
+"""
+N, K, E = 320, 320, 3                       # the last item and the last 128 columns are half
+TILES = [(2, 3), (0, 16), (0, 5), (-1, 0)]  # expert and rows: narrow, full, more of the same expert, nothing
+TUNINGS = {"plain": Tuning(), "narrow": Tuning(narrow=True, prepared=True, next_rows=24)}
+FOUR = {"four": Tuning(4), "four narrow": Tuning(4, narrow=True, prepared=True)}
+
+
+def matrices(form, g):
+    if form == "fp8":
+        values = (40 * torch.randn(E, N, K, generator=g)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return ExpertMatrices(form, values, torch.rand(E, -(-N // 128), -(-K // 128), generator=g) / 64)
+    codes = torch.randint(0, 256, (E, N, K // 32, 16), generator=g, dtype=torch.uint8)
+    return ExpertMatrices(form, codes, torch.randint(116, 121, codes.shape[:3], generator=g, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("is_swiglu", [True, False])
+@pytest.mark.parametrize(("form", "name"), [*(("fp8", name) for name in TUNINGS),
+                                            *(("mxfp4", name) for name in {**TUNINGS, **FOUR})])
+def test_decode_gemm(on_host, form, name, is_swiglu):
+    g = torch.Generator().manual_seed(len(name))
+    tuning, w, rows = {**TUNINGS, **FOUR}[name], matrices(form, g), len(TILES) * TILE
+    x, x_scale = quantise_groups(torch.randn(7 if is_swiglu else rows, K, generator=g))
+    token_of = torch.randint(0, 7, (rows,), generator=g, dtype=torch.int32)
+    bias = torch.randn(E, N, generator=g)
+    following = torch.zeros(E, K, w.values[0].nbytes // N * (N // 2) // K, dtype=torch.uint8)
+    expert, real = (torch.tensor(column, dtype=torch.int32) for column in zip(*TILES, strict=True))
+    defines = decode_defines(N, K, form, swiglu=is_swiglu, tuning=tuning, following=is_swiglu)
+    run = on_host("decode_gemm.cu", RUN, defines).run
+    out = torch.full((rows, N // 2), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)      # NaN
+    out_scale = torch.full((-(-N // 256), rows), torch.nan)
+    if not is_swiglu:
+        out = torch.full((rows, N), torch.nan, dtype=torch.bfloat16)
+    values, given, given_scale, gathered, scales, biases, experts, reals, y, y_scale, later = (
+        ctypes.c_void_p(t.data_ptr()) for t in
+        (w.values, x, x_scale, token_of, w.scales, bias, expert, real, out, out_scale, following))
+    asked = run(2, values, E * N, given, given_scale, *map(ctypes.c_longlong, x_scale.stride()),
+                gathered if is_swiglu else None, scales, biases, experts, reals, len(TILES), y, y_scale, rows, later,
+                following.nbytes)
+    assert asked == (2 * tuning.next_rows * following.shape[2] if is_swiglu else 0)       # of two CTAs
+    wide = dequantise_groups(x, x_scale)
+    for tile, (e, count) in enumerate(TILES):
+        at = torch.arange(tile * TILE, tile * TILE + count)
+        exact = wide[token_of[at].long() if is_swiglu else at] @ dense_matrix(w, e, torch.float32).T + bias[e]
+        ours = out[at].float()
+        if is_swiglu:
+            exact, ours = swiglu(exact), dequantise_groups(out.view(torch.uint8)[at].view(out.dtype), out_scale.T[at])
+        if count:
+            assert (ours - exact).norm() / exact.norm() < (3e-2 if is_swiglu else 2e-3)
+        padding = torch.arange(tile * TILE + count, (tile + 1) * TILE)
+        assert out.float()[padding].isnan().all()

@@ -23,7 +23,7 @@ from gptoss_kernels.quant import norm_quantise, swiglu_quantise
 from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups, mxfp4_decode
 from gptoss_lab import results
-from gptoss_lab.bench import moe_inputs, timing
+from gptoss_lab.bench import moe_bf16, moe_inputs, timing
 from gptoss_lab.bench.moe_inputs import GATE_UP, HIDDEN
 
 TOP = 4
@@ -31,6 +31,7 @@ DECODE_LAYERS = 8
 FP8_FLOPS, BF16_FLOPS, PEAK_BYTES = 1979e12, 989e12, 4.8e12
 BF16_OUT, E4M3_OUT = 2e-3, 3e-2     # relative error, norm over norm, against dequantised fp32
 CHAIN_BF16 = "torch bf16 grouped_mm, GEMMs alone"
+LAYER_BF16 = "torch bf16 chain"
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,15 @@ def check(name: str, ours: torch.Tensor, exact: torch.Tensor, tolerance: float) 
     error = ((ours.float() - exact).norm() / exact.norm()).item()
     if not error <= tolerance:
         raise RuntimeError(f"{name}: relative error {error:.2e}, at most {tolerance:.0e} is right")
+
+
+def graphed_or_not(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call captured in a CUDA graph, or as it is where one of its operations refuses to be captured."""
+    try:
+        return timing.graphed(call)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return call
 
 
 def checked_rows(given: Inputs, experts: int = 2, rows: int = 256) -> list[tuple[int, torch.Tensor]]:
@@ -206,12 +216,18 @@ def _layer_runs(given: Inputs, q: torch.Tensor, h: torch.Tensor) -> list[Run]:
     ends = (r.starts + (r.counts + r.align - 1) // r.align * r.align).int()
     wide = torch.randn(live, HIDDEN, device="cuda").bfloat16()
 
+    def bf16_layer() -> torch.Tensor:
+        return moe_bf16.moe_layer_bf16(x, layer, moe_bf16.Dense(**w.bf16), live)
+
+    check("the bf16 chain against the layer", (bf16_layer() - x)[:4096], (ours - x)[:4096].float(), E4M3_OUT)
+
     def bf16_gemms() -> None:
         torch._grouped_mm(wide, w.bf16["gate_up"].transpose(1, 2), offs=ends)
         torch._grouped_mm(wide, w.bf16["down"].transpose(1, 2), offs=ends)
 
     return [Run("layer", "cuda", timing.graphed(lambda: moe_layer_cuda(x, layer)), flops, amount, "deepgemm chain"),
             Run("layer", "deepgemm chain", timing.graphed(lambda: moe_layer_deepgemm(x, layer)), flops, amount),
+            Run("layer", LAYER_BF16, graphed_or_not(bf16_layer), flops, 2 * amount, peak=BF16_FLOPS),
             Run("layer", CHAIN_BF16, bf16_gemms, flops, 2 * amount, peak=BF16_FLOPS)]
 
 

@@ -39,6 +39,11 @@ def _combine_kernel(y_ptr, row_of_ptr, weights_ptr, residual_ptr, ids_ptr, bias_
     tl.store(out_ptr + token * H + h, to_dtype(total, out_ptr.dtype.element_ty), mask=inside)
 
 
+def combine_config(t: int, h: int) -> dict[str, int]:
+    """Columns of a program of `_combine_kernel` and its warps, for t tokens of h columns."""
+    return dict(BLOCK_H=min(1024, triton.next_power_of_2(h)), num_warps=4)
+
+
 def combine(
     y: torch.Tensor,
     row_of: torch.Tensor,
@@ -74,9 +79,9 @@ def combine(
         out = torch.empty(t, h, dtype=out_dtype, device=y.device)
     elif out.shape != (t, h) or out.dtype != out_dtype or not out.is_contiguous():
         raise ValueError(f"combine: out is {out.dtype} {list(out.shape)}; contiguous {out_dtype} {[t, h]} is needed")
-    block = min(1024, triton.next_power_of_2(h))
-    _combine_kernel[(t, triton.cdiv(h, block))](
+    config = combine_config(t, h)
+    _combine_kernel[(t, triton.cdiv(h, config["BLOCK_H"]))](
         y, row_of, weights, out if residual is None else residual, row_of if ids is None else ids,
         y if bias is None else bias, out, first_local, H=h, TOP=top, RESIDUAL=residual is not None,
-        BIAS=bias is not None, BLOCK_H=block, num_warps=4, **OVERLAPPING)
+        BIAS=bias is not None, **config, **OVERLAPPING)
     return out

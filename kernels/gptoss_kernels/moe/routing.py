@@ -5,7 +5,8 @@ in registers, and how many rows each block of tokens sends to each expert. Secon
 gives every row its place: sorted by expert, inside an expert in token order, every expert starting at a multiple of
 `align`. No atomics, so the same input always gives the same order. A tile of 64 tokens per program would leave most of
 the chip idle in decode: up to 128 tokens the logits have a launch of their own, spread over tokens and experts; then
-each token's experts are chosen by its own program, or, up to 8 tokens, chosen and placed by a single one.
+each token's experts are chosen by its own program, or, up to 8 tokens, chosen and placed by a single one. Every program
+of the second launch reads the counts of all blocks; beyond SCANNED_BLOCKS a launch in between sums them once for all.
 
 Another routing scheme is another `_weigh`: DeepSeek-style "softmax over all, then top-k" is the `SOFTMAX_BEFORE` line.
 
@@ -31,6 +32,7 @@ from gptoss_kernels.quant.rounding import operand, to_dtype
 
 ONE_PROGRAM = 8         # up to here one program selects and places
 FEW_TOKENS = 128        # up to here logits first and one program per token to select; above, one per 64 does both
+SCANNED_BLOCKS: int | None = None   # above so many blocks of tokens one launch sums the counts for all; None: never
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,16 @@ class Routing:
 
 
 @triton.jit
-def _inverse_rms(x_ptr, rows, valid, H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr):
-    total = tl.zeros((BLOCK_T,), dtype=tl.float32)
-    for h0 in range(0, H, BLOCK_H):
+def _inverse_rms(x_ptr, rows, valid, H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, EPS: tl.constexpr,
+                 STAGES: tl.constexpr):
+    """[BLOCK_T] fp32. STAGES - 1 blocks of columns are on their way at once; lanes are summed once, at the end."""
+    squares = tl.zeros((BLOCK_T, BLOCK_H), dtype=tl.float32)
+    for h0 in tl.range(0, H, BLOCK_H, num_stages=STAGES):
         h = h0 + tl.arange(0, BLOCK_H)
         x = tl.load(x_ptr + rows[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0)
         x = x.to(tl.float32)
-        total += tl.sum(x * x, axis=1)
-    return 1.0 / tl.sqrt_rn(total / H + EPS)
+        squares += x * x
+    return 1.0 / tl.sqrt_rn(tl.sum(squares, axis=1) / H + EPS)
 
 
 @triton.jit
@@ -80,7 +84,7 @@ def _logits(x_ptr, gain_ptr, router_ptr, rows, valid, experts, E, H: tl.constexp
     """[BLOCK_T, BLOCK_E] fp32: the normalised rows, rounded to x's dtype, times the router's rows."""
     scale = tl.full((BLOCK_T,), 1.0, dtype=tl.float32)
     if NORM:
-        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, 2 * BLOCK_H, EPS)
+        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, 128, EPS, 4)
     acc = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
     for h0 in range(0, H, BLOCK_H):
         h = h0 + tl.arange(0, BLOCK_H)
@@ -198,7 +202,7 @@ def _write_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H: tl
     valid = rows < T
     scale = tl.full((BLOCK_T,), 1.0, dtype=tl.float32)
     if NORM:
-        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, H_PAD, EPS)
+        scale = _inverse_rms(x_ptr, rows, valid, H, BLOCK_T, H_PAD, EPS, 1)
     acc = tl.zeros((BLOCK_T, BLOCK_E, BLOCK_H), dtype=tl.float32)
     for h0 in range(0, H, BLOCK_H):
         h = h0 + tl.arange(0, BLOCK_H)
@@ -271,15 +275,28 @@ def _describe(counts, starts, experts, counts_ptr, starts_ptr, tile_expert_ptr, 
 
 
 @triton.jit
-def _place(ids, live, base, experts, token, slot_at, row_of_ptr, token_of_ptr, SLOTS: tl.constexpr):
-    """Row of each of SLOTS (token, expert) pairs: base[expert] + how many earlier pairs here chose the same expert."""
+def _place(ids, live, base, experts, token, slot_at, row_of_ptr, token_of_ptr, SLOTS: tl.constexpr,
+           BLOCK_E: tl.constexpr, GATHER: tl.constexpr):
+    """Row of each of SLOTS (token, expert) pairs: base[expert] + how many earlier pairs here chose the same expert.
+
+    Returns the base for the pairs that follow. GATHER: through shared memory, for more than a few pairs; else by
+    comparing each with all experts.
+    """
     order = tl.arange(0, SLOTS)
     same = (ids[:, None] == ids[None, :]) & (order[None, :] < order[:, None]) & live[None, :]
     rank = tl.sum(same.to(tl.int32), axis=1)
-    begin = tl.sum(tl.where(ids[:, None] == experts[None, :], base[None, :], 0), axis=1)
+    if GATHER:
+        inside = tl.where(live, ids, 0)
+        begin = tl.gather(base, inside, axis=0)
+        base += tl.histogram(inside, BLOCK_E, mask=live)
+    else:
+        mine = ids[:, None] == experts[None, :]
+        begin = tl.sum(tl.where(mine, base[None, :], 0), axis=1)
+        base += tl.sum((mine & live[:, None]).to(tl.int32), axis=0)
     row = begin + rank
     tl.store(row_of_ptr + slot_at, tl.where(live, row, -1))
     tl.store(token_of_ptr + row, token, mask=live)
+    return base
 
 
 @triton.jit
@@ -303,7 +320,6 @@ def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_pt
                   BLOCK_TILES: tl.constexpr, SLOTS: tl.constexpr):
     """Many tokens, second launch: every program sums the counts of all blocks and of the blocks before its own."""
     after_previous()
-    me = tl.program_id(0)
     experts = tl.arange(0, BLOCK_E)
     counts = tl.zeros((BLOCK_E,), dtype=tl.int32)
     before = tl.zeros((BLOCK_E,), dtype=tl.int32)
@@ -311,7 +327,53 @@ def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_pt
         b = b0 + tl.arange(0, CHUNK)
         part = tl.load(block_counts_ptr + b[:, None] * BLOCK_E + experts[None, :], mask=(b < blocks)[:, None], other=0)
         counts += tl.sum(part, axis=0)
-        before += tl.sum(tl.where((b < me)[:, None], part, 0), axis=0)
+        before += tl.sum(tl.where((b < tl.program_id(0))[:, None], part, 0), axis=0)
+    _place_block(counts, before, ids_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr, tile_expert_ptr,
+                 tile_rows_ptr, row_expert_ptr, T, first_local, local_count, tiles, TOP, BLOCK_T, BLOCK_E, ALIGN,
+                 BLOCK_TILES, SLOTS)
+
+
+@triton.jit
+def _scan_kernel(block_counts_ptr, blocks, BLOCK_E: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """Very many tokens, second of three launches: each block's counts become those of the blocks before it.
+
+    The sums of all blocks go into one more row. One program scans EXPERTS columns.
+    """
+    after_previous()
+    experts = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    total = tl.zeros((EXPERTS,), dtype=tl.int32)
+    for b0 in range(0, blocks, CHUNK):
+        b = b0 + tl.arange(0, CHUNK)
+        at = block_counts_ptr + b[:, None] * BLOCK_E + experts[None, :]
+        part = tl.load(at, mask=(b < blocks)[:, None], other=0)
+        tl.store(at, total[None, :] + tl.cumsum(part, axis=0) - part, mask=(b < blocks)[:, None])
+        total += tl.sum(part, axis=0)
+    tl.store(block_counts_ptr + blocks * BLOCK_E + experts, total)
+
+
+@triton.jit
+def _place_scanned_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr, tile_expert_ptr,
+                          tile_rows_ptr, row_expert_ptr, T, blocks, first_local, local_count, tiles, TOP: tl.constexpr,
+                          BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr,
+                          SLOTS: tl.constexpr):
+    """Very many tokens, third launch: the sums are already there."""
+    after_previous()
+    experts = tl.arange(0, BLOCK_E)
+    counts = tl.load(block_counts_ptr + blocks * BLOCK_E + experts)
+    before = tl.load(block_counts_ptr + tl.program_id(0) * BLOCK_E + experts)
+    _place_block(counts, before, ids_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr, tile_expert_ptr,
+                 tile_rows_ptr, row_expert_ptr, T, first_local, local_count, tiles, TOP, BLOCK_T, BLOCK_E, ALIGN,
+                 BLOCK_TILES, SLOTS)
+
+
+@triton.jit
+def _place_block(counts, before, ids_ptr, row_of_ptr, token_of_ptr, counts_ptr, starts_ptr, tile_expert_ptr,
+                 tile_rows_ptr, row_expert_ptr, T, first_local, local_count, tiles, TOP: tl.constexpr,
+                 BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, ALIGN: tl.constexpr, BLOCK_TILES: tl.constexpr,
+                 SLOTS: tl.constexpr):
+    """Places of one block of tokens. counts, before: [BLOCK_E] rows per expert of all blocks, and of those before."""
+    me = tl.program_id(0)
+    experts = tl.arange(0, BLOCK_E)
     starts = _starts(counts, ALIGN)
     _describe(counts, starts, experts, counts_ptr, starts_ptr, tile_expert_ptr, tile_rows_ptr, row_expert_ptr,
               token_of_ptr, local_count, tiles, ALIGN, BLOCK_TILES)
@@ -322,8 +384,8 @@ def _place_kernel(ids_ptr, block_counts_ptr, row_of_ptr, token_of_ptr, counts_pt
         ids = tl.load(ids_ptr + slot, mask=inside, other=-1) - first_local
         live = inside & (ids >= 0) & (ids < local_count)
         slot_at = tl.where(inside, slot, T * TOP)                       # one spare element swallows the overhang
-        _place(ids, live, base, experts, slot // TOP, slot_at, row_of_ptr, token_of_ptr, SLOTS)
-        base += tl.sum(((ids[:, None] == experts[None, :]) & live[:, None]).to(tl.int32), axis=0)
+        base = _place(ids, live, base, experts, slot // TOP, slot_at, row_of_ptr, token_of_ptr, SLOTS, BLOCK_E,
+                      BLOCK_T > 1)
 
 
 @triton.jit
@@ -366,8 +428,8 @@ def _choose_and_place_kernel(logits_ptr, real_ptr, ids_ptr, weights_ptr, row_of_
         inside = s < T * TOP
         ids = tl.load(ids_ptr + s, mask=inside, other=-1) - first_local
         live = inside & (ids >= 0) & (ids < local_count)
-        _place(ids, live, base, experts, s // TOP, tl.where(inside, s, T * TOP), row_of_ptr, token_of_ptr, SLOTS)
-        base += tl.sum(((ids[:, None] == experts[None, :]) & live[:, None]).to(tl.int32), axis=0)
+        base = _place(ids, live, base, experts, s // TOP, tl.where(inside, s, T * TOP), row_of_ptr, token_of_ptr,
+                      SLOTS, BLOCK_E, False)
 
 
 def logits_config(tokens: int, hidden: int) -> dict[str, int]:
@@ -376,6 +438,16 @@ def logits_config(tokens: int, hidden: int) -> dict[str, int]:
     block_t, block_e = (1, 2) if tokens == 1 else (1, 8) if tokens <= 32 else (4, 8)
     return {"BLOCK_T": block_t, "BLOCK_E": block_e, "BLOCK_H": min(1024 // block_t, padded), "H_PAD": padded,
             "num_warps": 4 if tokens == 1 else 8}
+
+
+def choose_config(tokens: int) -> dict[str, int]:
+    """Tile and launch options of `_choose_kernel`."""
+    return {"BLOCK_T": 64, "BLOCK_H": 128, "num_warps": 8, "num_stages": 3}
+
+
+def place_config(block_t: int) -> dict[str, int]:
+    """CHUNK, the blocks of `block_t` tokens that a program of `_place_kernel` sums at once, and its warps."""
+    return {"CHUNK": 32, "num_warps": 4}
 
 
 def route(
@@ -440,19 +512,18 @@ def route(
             SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4,
             **OVERLAPPING)
         return _routing(ids, weights, row_of, token_of, tables, align, quantised)
-    block_t = 1 if t <= FEW_TOKENS else 64
+    many = choose_config(t)
+    block_t = 1 if t <= FEW_TOKENS else many["BLOCK_T"]
     blocks = triton.cdiv(t, block_t)
-    block_counts = torch.empty(blocks, block_e, **i32)
+    block_counts = torch.empty(blocks + 1, block_e, **i32)              # and a row for the sums of all
     if block_t == 1:
         _choose_one_kernel[(t,)](logits, real, ids, weights, block_counts, e, *local, **choice, TOP=experts_per_token,
                                  BLOCK_E=block_e, num_warps=1, **OVERLAPPING)
     else:
         _choose_kernel[(blocks,)](
             x, gain, router_weight, router_bias, real, ids, weights, block_counts, t, e, *local, **norm, **choice,
-            TOP=experts_per_token, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=128, num_warps=8, num_stages=3)
-    _place_kernel[(blocks,)](
-        ids, block_counts, row_of, token_of, *tables, t, blocks, *local, tiles, **shared, BLOCK_T=block_t, CHUNK=32,
-        SLOTS=triton.next_power_of_2(min(64, block_t * experts_per_token)), num_warps=4, **OVERLAPPING)
+            TOP=experts_per_token, BLOCK_E=block_e, **many)
+    _place_blocks(ids, block_counts, (row_of, token_of, *tables), t, local, tiles, block_t, **shared)
     return _routing(ids, weights, row_of, token_of, tables, align, quantised)
 
 
@@ -471,14 +542,28 @@ def place(
     row_of, token_of, tables, tiles = _empty_tables(t, top, num_experts, align, ids.device)
     block_t, block_e = 1 if t <= FEW_TOKENS else 64, max(16, triton.next_power_of_2(max(1, num_experts)))
     blocks = triton.cdiv(t, block_t)
-    block_counts = torch.empty(blocks, block_e, dtype=torch.int32, device=ids.device)
+    block_counts = torch.empty(blocks + 1, block_e, dtype=torch.int32, device=ids.device)
     _count_kernel[(blocks,)](ids, block_counts, t, first_expert, num_experts, TOP=top,
                              BLOCK_T=block_t, BLOCK_E=block_e, num_warps=4)
-    _place_kernel[(blocks,)](
-        ids, block_counts, row_of, token_of, *tables, t, blocks, first_expert, num_experts, tiles, TOP=top,
-        BLOCK_E=block_e, ALIGN=align, BLOCK_TILES=8, BLOCK_T=block_t, CHUNK=32,
-        SLOTS=triton.next_power_of_2(min(64, block_t * top)), num_warps=4, **OVERLAPPING)
+    _place_blocks(ids, block_counts, (row_of, token_of, *tables), t, (first_expert, num_experts), tiles, block_t,
+                  TOP=top, BLOCK_E=block_e, ALIGN=align, BLOCK_TILES=8)
     return _routing(ids, weights.contiguous(), row_of, token_of, tables, align)
+
+
+def _place_blocks(ids, block_counts, outputs, t: int, local: tuple[int, int], tiles: int, block_t: int,
+                  **shared) -> None:
+    """Launch what follows the counts of blocks of `block_t` tokens. block_counts: [blocks + 1, BLOCK_E] int32."""
+    blocks = block_counts.shape[0] - 1
+    config = {**place_config(block_t), "BLOCK_T": block_t,
+              "SLOTS": triton.next_power_of_2(min(64, block_t * shared["TOP"])), **shared, **OVERLAPPING}
+    given = (ids, block_counts, *outputs, t, blocks, *local, tiles)
+    if SCANNED_BLOCKS is None or blocks <= SCANNED_BLOCKS:
+        _place_kernel[(blocks,)](*given, **config)
+        return
+    del config["CHUNK"]
+    _scan_kernel[(shared["BLOCK_E"] // 8,)](block_counts, blocks, BLOCK_E=shared["BLOCK_E"], EXPERTS=8, CHUNK=512,
+                                            num_warps=4, **OVERLAPPING)
+    _place_scanned_kernel[(blocks,)](*given, **config)
 
 
 def _check_num_tokens(num_tokens: torch.Tensor | None, device: torch.device) -> None:

@@ -16,34 +16,73 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.overlap import OVERLAPPING, after_previous
-from gptoss_kernels.quant.rounding import to_dtype, to_e4m3
+from gptoss_kernels.quant.rounding import to_dtype, to_e4m3_groups
+
+
+@triton.jit
+def places(token, row_of_ptr, COPIES: tl.constexpr, PLACED: tl.constexpr):
+    """Rows of the output for a token, a tuple; asked for early, so that no store waits for them."""
+    rows = ()
+    for c in tl.static_range(COPIES):
+        rows = rows + ((tl.load(row_of_ptr + token * COPIES + c) if PLACED else token),)
+    return rows
+
+
+@triton.jit
+def columns_of(chunk: tl.constexpr, GROUPS: tl.constexpr):
+    """[GROUPS, 128]: the columns of one chunk of a row."""
+    return (chunk * GROUPS + tl.arange(0, GROUPS))[:, None] * 128 + tl.arange(0, 128)[None, :]
+
+
+@triton.jit
+def load_row(row_ptr, H: tl.constexpr, GROUPS: tl.constexpr):
+    """A row as a tuple of chunks [GROUPS, 128], zeros behind its end. Triton has only powers of two: 2880 columns as
+    one chunk of 32 groups leave 30 % of the lanes and registers to nothing, as three of 8 groups 6 %."""
+    chunks = ()
+    for i in tl.static_range((H + GROUPS * 128 - 1) // (GROUPS * 128)):
+        h = columns_of(i, GROUPS)
+        chunks = chunks + (tl.load(row_ptr + h, mask=h < H, other=0.0),)
+    return chunks
+
+
+@triton.jit
+def inverse_rms(chunks, H: tl.constexpr, GROUPS: tl.constexpr, EPS: tl.constexpr):
+    """1 / sqrt(mean square + EPS) of a row, fp32."""
+    squares = tl.zeros((GROUPS, 128), dtype=tl.float32)
+    for i in tl.static_range(len(chunks)):
+        squares += chunks[i].to(tl.float32) * chunks[i].to(tl.float32)
+    return 1.0 / tl.sqrt_rn(tl.sum(tl.sum(squares, axis=1), axis=0) / H + EPS)
+
+
+@triton.jit
+def normalised(chunk, inverse, gain_ptr, h, H: tl.constexpr):
+    """A chunk of a row times inverse and gain, rounded once, to the row's dtype."""
+    gain = tl.load(gain_ptr + h, mask=h < H, other=0.0).to(tl.float32)
+    return to_dtype(chunk.to(tl.float32) * inverse * gain, chunk.dtype)
 
 
 @triton.jit
 def quantise_row(token, x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride, scale_group_stride,
                  H: tl.constexpr, COPIES: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
                  PLACED: tl.constexpr, EPS: tl.constexpr):
-    """One token (int64) by one program: normalised, quantised, written to its places."""
-    group = tl.arange(0, GROUPS)
-    h = group[:, None] * 128 + tl.arange(0, 128)[None, :]               # [GROUPS, 128]
-    x = tl.load(x_ptr + token * H + h, mask=h < H, other=0.0)
+    """One token (int64) by one program, in chunks of GROUPS groups: normalised, quantised, written to its places.
+
+    The stores are masked where a place is -1: inside a branch, their operands would be laid out anew for each place.
+    """
+    rows = places(token, row_of_ptr, COPIES, PLACED)
+    chunks = load_row(x_ptr + token * H, H, GROUPS)
+    inverse = 1.0
     if NORM:
-        wide = x.to(tl.float32)
-        inverse = 1.0 / tl.sqrt_rn(tl.sum(tl.sum(wide * wide, axis=1), axis=0) / H + EPS)
-        gain = tl.load(gain_ptr + h, mask=h < H, other=0.0).to(tl.float32)
-        x = to_dtype(wide * inverse * gain, x_ptr.dtype.element_ty)
-    wide = x.to(tl.float32)
-    amax = tl.max(tl.abs(wide), axis=1)                                 # [GROUPS]
-    scale = tl.where(amax > 0, amax / 448.0, 1.0)
-    q = wide * (1.0 / scale)[:, None]
-    q = to_e4m3(tl.minimum(tl.maximum(q, -448.0), 448.0))
-    for c in tl.static_range(COPIES):
-        row = token
-        if PLACED:
-            row = tl.load(row_of_ptr + token * COPIES + c).to(tl.int64)
-        if row >= 0:
-            tl.store(q_ptr + row * H + h, q, mask=h < H)
-            tl.store(scale_ptr + row * scale_row_stride + group * scale_group_stride, scale, mask=group * 128 < H)
+        inverse = inverse_rms(chunks, H, GROUPS, EPS)
+    for i in tl.static_range(len(chunks)):
+        h, group = columns_of(i, GROUPS), i * GROUPS + tl.arange(0, GROUPS)
+        x = normalised(chunks[i], inverse, gain_ptr, h, H) if NORM else chunks[i]
+        q, scale = to_e4m3_groups(x.to(tl.float32))                     # [GROUPS, 128], [GROUPS]
+        for c in tl.static_range(COPIES):
+            row = rows[c].to(tl.int64)
+            tl.store(q_ptr + row * H + h, q, mask=(h < H) & (row >= 0))
+            tl.store(scale_ptr + row * scale_row_stride + group * scale_group_stride, scale,
+                     mask=(group * 128 < H) & (row >= 0))
 
 
 @triton.jit
@@ -53,6 +92,11 @@ def _norm_quantise_kernel(x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_r
     after_previous()
     quantise_row(tl.program_id(0).to(tl.int64), x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_row_stride,
                  scale_group_stride, H, COPIES, GROUPS, NORM, PLACED, EPS)
+
+
+def norm_quantise_config(t: int, h: int) -> dict[str, int]:
+    """Groups of a chunk of `_norm_quantise_kernel` and its launch options, for t rows of h columns."""
+    return dict(GROUPS=triton.next_power_of_2(-(-h // 128)), num_warps=4)
 
 
 def empty_scales(rows: int, columns: int, device: torch.device | str) -> torch.Tensor:
@@ -93,7 +137,6 @@ def norm_quantise(
     scale = empty_scales(q.shape[0], h, x.device)
     _norm_quantise_kernel[(t,)](
         x, x if norm_weight is None else norm_weight, q, scale, x if row_of is None else row_of, *scale.stride(),
-        H=h, COPIES=1 if row_of is None else row_of.shape[1], GROUPS=triton.next_power_of_2(-(-h // 128)),
-        NORM=norm_weight is not None, PLACED=row_of is not None, EPS=norm_eps, num_warps=4,
-        **OVERLAPPING)
+        H=h, COPIES=1 if row_of is None else row_of.shape[1], NORM=norm_weight is not None, PLACED=row_of is not None,
+        EPS=norm_eps, **norm_quantise_config(t, h), **OVERLAPPING)
     return q, scale

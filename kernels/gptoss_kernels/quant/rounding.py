@@ -44,6 +44,18 @@ def to_e4m3(x):
 
 
 @triton.jit
+def to_e4m3_groups(x):
+    """x [..., 128] fp32 to e4m3 and one fp32 scale [...] for each group of 128, amax / 448.
+
+    A group of nothing above 1e-30 counts as zeros, with scale 1: so 1 / scale is finite, and no clamp is needed before
+    the cast, since what rounds to more than 448 by an ulp is 448 in e4m3.
+    """
+    amax = tl.max(tl.abs(x), axis=len(x.shape) - 1)
+    scale = tl.where(amax > 1e-30, amax / 448.0, 1.0)
+    return to_e4m3(x * tl.expand_dims(1.0 / scale, -1)), scale
+
+
+@triton.jit
 def operand(x):
     """x as `tl.dot` wants it here."""
     if INTERPRETED:

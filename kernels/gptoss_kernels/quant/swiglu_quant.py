@@ -11,15 +11,41 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.quant.norm_quant import empty_scales
-from gptoss_kernels.quant.rounding import to_e4m3
+from gptoss_kernels.quant.rounding import INTERPRETED, to_e4m3_groups
 
-ROWS = 16               # rows of a program; every expert's rows start at a multiple of it
+ROWS = 16               # rows that belong to one expert; every expert's rows start at a multiple of it
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x of x from 1 to infinity in one instruction; a division takes five, to be right for denormal x too."""
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def gate_and_up(word):
+    """Both in fp32, of the one word in which they lie side by side: 32 bits of bf16 or 64 bits of fp32."""
+    if word.dtype.primitive_bitwidth == 64:
+        low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
+    else:                                                               # a bf16 is the upper half of an fp32
+        low, high = word << 16, word & -65536
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def swiglu(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """gate sigmoid(ALPHA gate) (up + 1) of the clamped two, fp32."""
+    gate = tl.minimum(gate, LIMIT)
+    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return gate * reciprocal(1.0 + tl.exp2(gate * (-1.4426950408889634 * ALPHA))) * (up + 1.0)
 
 
 @triton.jit
 def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, scale_row_stride, scale_group_stride,
                             INNER: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr,
-                            PACKED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+                            ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """ROWS rows of one expert and GROUPS scale groups: the bias is read once for all of the rows."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     expert = tl.load(row_expert_ptr + tl.program_id(0) * ROWS).to(tl.int64)
@@ -27,29 +53,23 @@ def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, s
         live = tl.load(row_expert_ptr + row) >= 0
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         column = group[:, None] * 128 + tl.arange(0, 128)[None, :]      # [GROUPS, 128] results
-        inside = live[:, None, None] & (column < INNER)[None, :, :]         # [ROWS, GROUPS, 128]
+        inside = live[:, None, None] & (column < INNER)[None, :, :]     # [ROWS, GROUPS, 128]
         at = row[:, None, None] * INNER + column[None, :, :]
-        if PACKED:                                                      # a gate and its up are one 32-bit word
-            pair = tl.load(y_ptr + at, mask=inside, other=0)
-            gate = (pair << 16).to(tl.float32, bitcast=True)
-            up = (pair & -65536).to(tl.float32, bitcast=True)
-        else:
-            gate = tl.load(y_ptr + 2 * at, mask=inside, other=0.0)
-            up = tl.load(y_ptr + 2 * at + 1, mask=inside, other=0.0)
+        gate, up = gate_and_up(tl.load(y_ptr + at, mask=inside, other=0))
         if BIAS:
-            bias = bias_ptr + expert * (2 * INNER) + 2 * column
-            gate += tl.load(bias, mask=column < INNER, other=0.0)[None, :, :]
-            up += tl.load(bias + 1, mask=column < INNER, other=0.0)[None, :, :]
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        h = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
-        h = tl.where(inside, h, 0.0)
-        amax = tl.max(tl.abs(h), axis=2)                                # [ROWS, GROUPS]
-        scale = tl.where(amax > 0, amax / 448.0, 1.0)
-        q = to_e4m3(tl.minimum(tl.maximum(h * (1.0 / scale)[:, :, None], -448.0), 448.0))
+            bias = tl.load(bias_ptr + expert * INNER + column, mask=column < INNER, other=0)
+            gate_bias, up_bias = gate_and_up(bias)
+            gate += gate_bias[None, :, :]
+            up += up_bias[None, :, :]
+        q, scale = to_e4m3_groups(swiglu(gate, up, ALPHA, LIMIT))       # 0 where y is beyond INNER
         tl.store(q_ptr + at, q, mask=inside)
         tl.store(scale_ptr + row[:, None] * scale_row_stride + group[None, :] * scale_group_stride, scale,
                  mask=live[:, None] & (group * 128 < INNER)[None, :])
+
+
+def swiglu_quantise_config() -> dict[str, int]:
+    """Rows and scale groups of a program of `_swiglu_quantise_kernel`, and its warps."""
+    return {"ROWS": ROWS, "GROUPS": 2, "num_warps": 4}
 
 
 def swiglu_quantise(
@@ -79,10 +99,9 @@ def swiglu_quantise(
     inner = width // 2
     q = torch.empty(rows, inner, dtype=torch.float8_e4m3fn, device=y.device)
     scale = empty_scales(rows, inner, y.device)
-    packed = y.dtype == torch.bfloat16
-    source = y.view(torch.int32) if packed else y
-    groups = -(-inner // 128)
-    _swiglu_quantise_kernel[(rows // ROWS, triton.cdiv(groups, 2))](
-        source, scale if bias is None else bias, row_expert, q, scale, *scale.stride(), INNER=inner, ROWS=ROWS,
-        GROUPS=2, BIAS=bias is not None, PACKED=packed, ALPHA=alpha, LIMIT=limit, num_warps=4)
+    word = torch.int32 if y.dtype == torch.bfloat16 else torch.int64
+    config = swiglu_quantise_config()
+    _swiglu_quantise_kernel[(rows // config["ROWS"], triton.cdiv(scale.shape[1], config["GROUPS"]))](
+        y.view(word), scale if bias is None else bias.view(torch.int64), row_expert, q, scale, *scale.stride(),
+        INNER=inner, BIAS=bias is not None, ALPHA=alpha, LIMIT=limit, **config)
     return q, scale

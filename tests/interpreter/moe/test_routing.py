@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptoss_kernels.moe import group_layout, route
+from gptoss_kernels.moe import group_layout, route, routing
 from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.norm import rms_norm
@@ -51,6 +51,18 @@ def test_choice_weights_and_places(tokens, experts, hidden, align):
     assert torch.equal(r.ids.long(), ids)
     assert (r.weights - weights).abs().max() < 1e-5
     check_placement(r, ids, experts, align)
+
+
+@pytest.mark.parametrize("tokens", [129, 300])
+def test_counts_scanned_once_give_the_same_places(monkeypatch, tokens):
+    logits = torch.randn(tokens, 20, generator=torch.Generator().manual_seed(tokens))
+    summed = route(*direct_logits(logits), align=16, local_experts=(2, 19))
+    monkeypatch.setattr(routing, "SCANNED_BLOCKS", 1)
+    scanned = route(*direct_logits(logits), align=16, local_experts=(2, 19))
+    for name in ("ids", "row_of", "counts", "starts", "tile_expert", "tile_rows", "token_of", "row_expert"):
+        assert torch.equal(getattr(scanned, name), getattr(summed, name)), name
+    whole = route(*direct_logits(logits), align=16)
+    check_placement(whole, whole.ids.long(), 20, 16)
 
 
 @pytest.mark.parametrize("tokens", [3, 130])

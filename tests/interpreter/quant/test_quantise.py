@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptoss_kernels.quant import norm_quantise, swiglu_quantise
+from gptoss_kernels.quant import norm_quant, norm_quantise, swiglu_quant, swiglu_quantise
 from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.norm import rms_norm
 from gptoss_kernels.reference.quant import dequantise_groups, quantise_groups
@@ -49,6 +49,27 @@ def test_rows_go_to_all_their_places_and_nowhere_else():
                 assert torch.equal(q[row].float(), want[t].float()) and torch.equal(scale[row], want_scale[t])
 
 
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("columns", [1100, 2880])
+def test_in_chunks_as_in_one_piece(monkeypatch, columns, normed):
+    g = torch.Generator().manual_seed(4)
+    x, gain = torch.randn(3, columns, generator=g).bfloat16(), (torch.rand(columns, generator=g) + 0.5).bfloat16()
+    given = {"row_of": torch.tensor([[4, 0], [-1, 2], [6, 5]], dtype=torch.int32), "rows": 8}
+    whole, whole_scale = norm_quantise(x, gain if normed else None, **given)
+    monkeypatch.setattr(norm_quant, "norm_quantise_config", lambda t, h: {"GROUPS": 8, "num_warps": 4, "maxnreg": 40})
+    q, scale = norm_quantise(x, gain if normed else None, **given)
+    used = [0, 2, 4, 5, 6]
+    assert torch.allclose(scale[used], whole_scale[used], rtol=1e-2 if normed else 0)
+    assert codes_agree(q[used], whole[used]) and (normed or torch.equal(q[used].float(), whole[used].float()))
+
+
+def test_a_group_too_small_to_invert_is_zeros():
+    x = torch.full((1, 256), 1e-38)
+    x[0, 200] = 1.0
+    q, scale = norm_quantise(x)
+    assert scale[0, 0] == 1 and (q[0, :128].float() == 0).all() and q[0, 200].float() == 448
+
+
 def test_zeros_have_scale_one_and_nan_stays_in_its_row():
     x = torch.zeros(2, 128)
     x[1, 5] = torch.nan
@@ -77,6 +98,17 @@ def test_swiglu_values_of_the_specification():
         y[0, 0], y[0, 1] = pair
         q, scale = swiglu_quantise(y, torch.zeros(16, dtype=torch.int32))
         assert dequantise_groups(q, scale)[0, 0] == pytest.approx(want, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("options", [{"ROWS": 8, "GROUPS": 1}, {"ROWS": 16, "GROUPS": 2}])
+def test_swiglu_in_other_blocks(monkeypatch, options):
+    y = torch.randn(32, 640, generator=torch.Generator().manual_seed(5)).bfloat16()
+    row_expert = torch.tensor([0] * 9 + [-1] * 7 + [1] * 16, dtype=torch.int32)
+    want, want_scale = swiglu_quantise(y, row_expert)
+    monkeypatch.setattr(swiglu_quant, "swiglu_quantise_config", lambda: {**options, "num_warps": 4})
+    q, scale = swiglu_quantise(y, row_expert)
+    real = row_expert >= 0
+    assert torch.equal(q[real].float(), want[real].float()) and torch.equal(scale[real], want_scale[real])
 
 
 def test_gate_and_up_alternate():

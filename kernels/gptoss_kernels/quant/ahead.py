@@ -1,0 +1,30 @@
+"""What the quantising kernels are given when they are compiled for Hopper without a GPU (gptoss_kernels.ahead)."""
+from __future__ import annotations
+
+from gptoss_kernels.ahead import Resources, compile_kernel
+from gptoss_kernels.quant.norm_quant import _norm_quantise_kernel, norm_quantise_config
+from gptoss_kernels.quant.swiglu_quant import _swiglu_quantise_kernel, swiglu_quantise_config
+
+_OPTIONS = ("num_warps", "maxnreg")
+_OUT = {"q_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+
+
+def compile_norm_quantise(tokens: int, columns: int, *, copies: int = 0) -> Resources:
+    """RMSNorm and e4m3 of so many bf16 rows, each to `copies` places, or all in their order (0)."""
+    types = {"x_ptr": "*bf16", "gain_ptr": "*bf16", "row_of_ptr": "*i32", **_OUT}
+    return _compile(_norm_quantise_kernel, types, {
+        "H": columns, "COPIES": max(1, copies), "NORM": True, "PLACED": copies > 0, "EPS": 1e-5,
+        **norm_quantise_config(tokens, columns)})
+
+
+def compile_swiglu_quantise(inner: int) -> Resources:
+    """Bias, SwiGLU and e4m3 of bf16 rows of 2 * inner."""
+    types = {"y_ptr": "*i32", "bias_ptr": "*i64", "row_expert_ptr": "*i32", **_OUT}
+    return _compile(_swiglu_quantise_kernel, types, {
+        "INNER": inner, "BIAS": True, "ALPHA": 1.702, "LIMIT": 7.0, **swiglu_quantise_config()})
+
+
+def _compile(kernel, types, given) -> Resources:
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    constants = {name: value for name, value in given.items() if name not in _OPTIONS}
+    return compile_kernel(kernel, types, {**constants, "scale_row_stride": 1}, options, ["scale_group_stride"])

@@ -21,7 +21,7 @@ import torch
 from gptoss_kernels.attention import LayerKind, PagedPrefill, Prefill
 from gptoss_kernels.reference.quant import E4M3_MAX
 from gptoss_lab.model.fast.operations import FastOperations
-from gptoss_lab.model.fast.step import Plan, layer_kind, page_slots, page_table
+from gptoss_lab.model.fast.step import Plan, joined, layer_kind, page_slots, page_table
 from gptoss_lab.model.paged import PagedCache, PagePool
 from gptoss_lab.parallel.sequence import Segment, SequenceSplit
 
@@ -97,7 +97,7 @@ def _kept(pool: PagePool, spans: Sequence[tuple[list[int], int, int, int]], spli
     kept = [torch.arange(offset + first, offset + last)
             for offset, (_, _, first, last) in zip(split.offsets[:-1], spans, strict=True)]
     at = [page_slots(pool, pages, cached + first, cached + last) for pages, cached, first, last in spans]
-    return torch.cat(kept).to(pool.device), torch.cat(at).to(pool.device)
+    return torch.cat(kept).to(pool.device), joined(at).to(pool.device)
 
 
 def _full(
@@ -136,7 +136,7 @@ def _sliding(
         in_step = begins[-1] + split.offsets[s.sequence] + places
         spans.append(torch.where(places < 0, in_ring, in_step))
     plan = _ragged(layer_kind(pool, heads, True), own, spans, pool, operations) if own else None
-    return SplitKind(plan, window, slots, *kept, _rows(spans, pool), torch.cat(old).to(pool.device) if begins[-1]
+    return SplitKind(plan, window, slots, *kept, _rows(spans, pool), joined(old).to(pool.device) if begins[-1]
                      else None)
 
 

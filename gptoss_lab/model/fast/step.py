@@ -136,7 +136,7 @@ class PrefillStep:
         if not any(old):
             return KindStep(plan, self._places[2], begins[-1])
         parts = list(zip(self._caches, self._starts, begins[:-1], old, self._lengths, strict=True))
-        old_slots = torch.cat([page_slots(pool, c.ring, start - h, start) for c, start, _, h, _ in parts])
+        old_slots = joined([page_slots(pool, c.ring, start - h, start) for c, start, _, h, _ in parts])
         old_rows = torch.cat([torch.arange(begin, begin + h) for _, _, begin, h, _ in parts])
         new_rows = torch.cat([torch.arange(begin + h, begin + h + n) for _, _, begin, h, n in parts]).to(torch.int32)
         return KindStep(plan, self._places[2], begins[-1],
@@ -150,16 +150,17 @@ class PrefillStep:
     def _places(self) -> torch.Tensor:
         """[3, T] int32 on the device, in one copy: position, row of the pages and row of the ring (-1: not kept)."""
         pool, reach = self._pool, self._pool.config.sliding_window + self._pool.draft
-        host = torch.full((3, self._offsets[-1]), -1, dtype=torch.int32)
+        host = np.empty((3, self._offsets[-1]), dtype=np.int32)                  # a prompt waits for this: no torch
         positions, in_pages, in_ring = host
+        in_ring.fill(-1)
         for cache, start, row, end in zip(self._caches, self._starts, self._offsets[:-1], self._offsets[1:],
                                           strict=True):
             stop = start + end - row
             kept = max(start, stop - reach)                                      # what the ring is meant to hold
-            positions[row:end] = torch.arange(start, stop, dtype=torch.int32)
+            positions[row:end] = np.arange(start, stop, dtype=np.int32)
             in_pages[row:end] = page_slots(pool, cache.pages, start, stop)
             in_ring[row + kept - start : end] = page_slots(pool, cache.ring, kept, stop)
-        return upload(host, pool.device)
+        return upload(torch.from_numpy(host), pool.device)
 
     def _ragged(self, kind: LayerKind, key_offsets: tuple[int, ...]) -> Prefill:
         return _ragged_plan(kind, self._offsets, key_offsets, self._pool.keys[0].device,
@@ -187,11 +188,16 @@ def page_table(pool: PagePool, caches: Sequence[PagedCache], ends: Sequence[int]
     return table
 
 
-def page_slots(pool: PagePool, pages: Sequence[int], start: int, stop: int) -> torch.Tensor:
-    """Row of the paged cache of each position from start on, [stop - start] int64; a ring's pages are taken round and
+def page_slots(pool: PagePool, pages: Sequence[int], start: int, stop: int) -> np.ndarray:
+    """Row of the paged cache of each position from start on, [stop - start] int32; a ring's pages are taken round and
     round."""
     size = pool.page_size
     first = start // size
-    begins = np.array([pages[page % len(pages)] * size for page in range(first, -(-stop // size))], dtype=np.int64)
-    rows = (begins[:, None] + np.arange(size)).reshape(-1)
-    return torch.from_numpy(rows[start - first * size : stop - first * size])
+    begins = size * np.take(np.array(pages, dtype=np.int32), np.arange(first, -(-stop // size)), mode="wrap")
+    rows = (begins[:, None] + np.arange(size, dtype=np.int32)).reshape(-1)
+    return rows[start - first * size : stop - first * size]
+
+
+def joined(slots: Sequence[np.ndarray]) -> torch.Tensor:
+    """The rows of several spans one after the other, [n] int64 on the CPU, as torch wants an index."""
+    return torch.from_numpy(np.concatenate(slots).astype(np.int64))

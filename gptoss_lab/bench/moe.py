@@ -26,6 +26,7 @@ from gptoss_lab import results
 from gptoss_lab.bench import moe_bf16, moe_inputs, timing
 from gptoss_lab.bench.moe_inputs import GATE_UP, HIDDEN
 
+COPY = "device copy of as many bytes"
 TOP = 4
 DECODE_LAYERS = 8
 FP8_FLOPS, BF16_FLOPS, PEAK_BYTES = 1979e12, 989e12, 4.8e12
@@ -196,14 +197,24 @@ def _small_runs(given: Inputs, y: torch.Tensor, u: torch.Tensor | None) -> list[
         routing(), quantise(), combining()
 
     amounts = {"route": t * row, "quantise": t * (row + copies * HIDDEN), "combine": t * row * (TOP + 2)}
-    runs = [Run(kernel, "triton", timing.graphed(call), 0.0, amounts[kernel])
+    beside = None if given.case.decode else COPY
+    runs = [Run(kernel, "triton", timing.graphed(call), 0.0, amounts[kernel], beside)
             for kernel, call in (("route", routing), ("quantise", quantise), ("combine", combining))]
     runs.append(Run("route, quantise and combine", "triton", timing.graphed(together), 0.0, sum(amounts.values())))
+    if not given.case.decode:
+        amounts["swiglu, separate"] = given.rows * (2 * GATE_UP + HIDDEN)
+        runs += [_copy(kernel, amount) for kernel, amount in amounts.items()]
     if u is not None:
         bias = given.weights.gate_up_bias
         runs.append(Run("swiglu, separate", "triton", lambda: swiglu_quantise(u, r.row_expert, bias), 0.0,
-                        given.rows * (2 * GATE_UP + HIDDEN)))
+                        amounts["swiglu, separate"], COPY))
     return runs
+
+
+def _copy(kernel: str, amount: float) -> Run:
+    """What the memory gives: a plain copy that reads and writes as many bytes as the kernel does."""
+    source = torch.randint(0, 255, (int(amount) // 2,), dtype=torch.uint8, device="cuda")
+    return Run(kernel, COPY, timing.graphed(partial(torch.empty_like(source).copy_, source)), 0.0, amount)
 
 
 def _layer_runs(given: Inputs, q: torch.Tensor, h: torch.Tensor) -> list[Run]:

@@ -1,9 +1,9 @@
-"""The six forms of the operation in the registry, and how `auto` picks a backend for each.
+"""The forms of the operation in the registry, and how `auto` picks a backend for each.
 
-Full and sliding layers are registered apart because other kernels win them. Recorded
-(`data/measured/attention/h200.jsonl`): for full prefill the own Gluon kernel before FA3 and the own Triton kernel; for
-decode over a full cache XQA, level with the own Triton kernel. The ranks of the sliding and the paged prefill forms
-follow tuning runs whose rows are not recorded yet. `choose` returns the backend with its reason, in words.
+Full and sliding layers are registered apart because other kernels win them, and so is the decode of a single sequence
+over a full cache. Recorded (`data/measured/attention/h200.jsonl`): for full prefill the own Gluon kernel before FA3 and
+the own Triton kernel; for decode over full caches XQA, before or level with the own Triton kernel, but not for a single
+sequence; for sliding layers the own Triton kernel. `choose` returns the backend with its reason, in words.
 
 A plan class takes (layer, ...) and is what a backend registers; an obstacle gets the needs (layer, device, lse,
 page_size, kv_dtype) and returns one line or None. Pages in e4m3 are read by `triton` and `reference`; FlashInfer's
@@ -23,6 +23,7 @@ from gptoss_kernels import registry
 from gptoss_kernels.attention.layer import E4M3, LayerKind
 
 FORMS = ("attention.prefill", "attention.paged_prefill", "attention.paged_decode")
+SINGLE = "full, one sequence"
 
 # Rank of each backend, best first, by form and kind of layer.
 ORDER = {
@@ -31,39 +32,44 @@ ORDER = {
     ("attention.paged_prefill", "full"): ("flashinfer-fa3", "triton", "flashinfer-fa2", "reference"),
     ("attention.paged_prefill", "sliding"): ("triton", "flashinfer-fa2", "flashinfer-fa3", "reference"),
     ("attention.paged_decode", "full"): ("xqa", "triton", "flashinfer-fa2", "reference"),
+    ("attention.paged_decode", SINGLE): ("triton", "xqa", "flashinfer-fa2", "reference"),
     ("attention.paged_decode", "sliding"): ("triton", "xqa", "flashinfer-fa2", "reference"),
 }
 
 
-def operation_name(form: str, layer: LayerKind) -> str:
-    """Registry name of a form for a kind of layer, for example "attention.prefill.sliding"."""
-    return f"{form}.{_kind(layer)}"
+def operation_name(form: str, layer: LayerKind, batch: int | None = None) -> str:
+    """Registry name of a form for a kind of layer, for example "attention.prefill.sliding". batch: sequences of a
+    decode."""
+    return f"{form}.{_kind(form, layer, batch)}"
 
 
 def register_plan(form: str, backend: str, obstacle: Callable[..., str | None]) -> Callable[[type], type]:
     """Decorator: a plan class is this backend of the form, for full and sliding layers, at the rank of ORDER."""
 
     def add(plan: type) -> type:
-        for kind in ("full", "sliding"):
-            rank = ORDER[form, kind].index(backend)
-            registry.register(f"{form}.{kind}", backend, rank=rank, obstacle=obstacle)(plan)
+        for (of, kind), order in ORDER.items():
+            if of == form:
+                registry.register(f"{form}.{kind}", backend, rank=order.index(backend), obstacle=obstacle)(plan)
         return plan
 
     return add
 
 
-def choose_backend(form: str, backend: str, **needs: Any) -> registry.Choice:
-    """The registry's choice; for "auto" the reason also says what the order rests on. needs: layer, device, ..."""
-    choice = registry.choose(operation_name(form, needs["layer"]), backend, **needs)
+def choose_backend(form: str, backend: str, batch: int | None = None, **needs: Any) -> registry.Choice:
+    """The registry's choice; for "auto" the reason also says what the order rests on. batch: sequences of a decode.
+    needs: layer, device, ..."""
+    kind = _kind(form, needs["layer"], batch)
+    choice = registry.choose(f"{form}.{kind}", backend, **needs)
     if backend != "auto":
         return choice
-    kind = _kind(needs["layer"])
     order = " > ".join(ORDER[form, kind])
     return dataclasses.replace(choice, reason=f"{choice.reason}; order for {kind} layers: {order}")
 
 
-def _kind(layer: LayerKind) -> str:
-    return "full" if layer.window is None else "sliding"
+def _kind(form: str, layer: LayerKind, batch: int | None) -> str:
+    if layer.window is not None:
+        return "sliding"
+    return SINGLE if batch == 1 and (form, SINGLE) in ORDER else "full"
 
 
 def hopper_obstacle(device: torch.device) -> str | None:

@@ -144,8 +144,8 @@ class PagedDecode:
         pages = -(-max_kv_len // page_size)
         self.kv_lens = torch.zeros(batch, dtype=torch.int32, device=self.device)
         self.page_table = torch.zeros(batch, pages, dtype=torch.int32, device=self.device)
-        self.choice = choose_backend("attention.paged_decode", backend, layer=layer, device=self.device, lse=lse,
-                                     page_size=page_size, kv_dtype=self.kv_dtype)
+        self.choice = choose_backend("attention.paged_decode", backend, batch, layer=layer, device=self.device,
+                                     lse=lse, page_size=page_size, kv_dtype=self.kv_dtype)
         self._kernel = self.choice.function(layer, self.kv_lens, self.page_table, page_size=page_size, lse=lse)
 
     def step(self, kv_lens: torch.Tensor, page_table: torch.Tensor) -> None:

@@ -106,7 +106,8 @@ def decode_config(layer: LayerKind) -> dict[str, int]:
     """Block size and launch options of the decode kernel for a kind of layer."""
     if layer.head_dim > 64 or layer.dtype == torch.float32:
         return {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_N": 64, "num_warps": 2, "num_stages": 7}      # page ids and keys: two levels share the stages
+    # Page ids and keys: two levels share the stages. LATE: see the kernel's file.
+    return {"BLOCK_N": 64, "num_warps": 2, "num_stages": 7, "LATE": True}
 
 
 DECODE_PROGRAMS = 528           # four programs fit each of an H200's 132 multiprocessors: all run in one wave

@@ -41,7 +41,8 @@ def _combine_kernel(y_ptr, row_of_ptr, weights_ptr, residual_ptr, ids_ptr, bias_
 
 def combine_config(t: int, h: int) -> dict[str, int]:
     """Columns of a program of `_combine_kernel` and its warps, for t tokens of h columns."""
-    return dict(BLOCK_H=min(1024, triton.next_power_of_2(h)), num_warps=4)
+    most = 4096 if t >= 1024 else 1024                                  # few tokens: more programs than rows
+    return {"BLOCK_H": min(most, triton.next_power_of_2(h)), "num_warps": 4}
 
 
 def combine(

@@ -38,7 +38,7 @@ class Tuning:
         return 288 if self.warpgroups == 2 else 640
 
 
-TUNED = {"fp8": Tuning(), "mxfp4": Tuning()}
+TUNED = {"fp8": Tuning(), "mxfp4": Tuning(4, narrow=True, prepared=True)}
 """The chosen tuning of each weight form."""
 
 

@@ -32,7 +32,7 @@ from gptoss_kernels.quant.rounding import operand, to_dtype
 
 ONE_PROGRAM = 8         # up to here one program selects and places
 FEW_TOKENS = 128        # up to here logits first and one program per token to select; above, one per 64 does both
-SCANNED_BLOCKS: int | None = None   # above so many blocks of tokens one launch sums the counts for all; None: never
+SCANNED_BLOCKS = 128    # above so many blocks of tokens one launch sums the counts for all
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ def logits_config(tokens: int, hidden: int) -> dict[str, int]:
 
 def choose_config(tokens: int) -> dict[str, int]:
     """Tile and launch options of `_choose_kernel`."""
-    return {"BLOCK_T": 64, "BLOCK_H": 128, "num_warps": 8, "num_stages": 3}
+    return {"BLOCK_T": 64, "BLOCK_H": 128 if tokens <= 8192 else 64, "num_warps": 8, "num_stages": 3}
 
 
 def place_config(block_t: int) -> dict[str, int]:
@@ -557,7 +557,7 @@ def _place_blocks(ids, block_counts, outputs, t: int, local: tuple[int, int], ti
     config = {**place_config(block_t), "BLOCK_T": block_t,
               "SLOTS": triton.next_power_of_2(min(64, block_t * shared["TOP"])), **shared, **OVERLAPPING}
     given = (ids, block_counts, *outputs, t, blocks, *local, tiles)
-    if SCANNED_BLOCKS is None or blocks <= SCANNED_BLOCKS:
+    if blocks <= SCANNED_BLOCKS:
         _place_kernel[(blocks,)](*given, **config)
         return
     del config["CHUNK"]

@@ -35,6 +35,13 @@ def _kernel(n: int, k: int, tokens: int, e4m3: bool, norm: bool, residual: bool,
         early=early), device)
 
 
+def few_form(tokens: int, e4m3: bool) -> dict[str, bool]:
+    """The forms of `few_linear.cu` that are fastest: bf16 weights leave time to bring tokens to shared memory first,
+    e4m3 ones for one token alone."""
+    few = tokens <= 8
+    return {"staged": few and (tokens == 1 or not e4m3), "early": few}
+
+
 def _obstacle(device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16, **needs: object
               ) -> str | None:
     return sizes_obstacle(needs) or gemm_cuda.obstacle(device, dtype=dtype)
@@ -44,16 +51,18 @@ def _obstacle(device: torch.device | str | None = None, dtype: torch.dtype = tor
 def few_linear_cuda(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, scale_inv: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None, eps: float = 1e-5, residual: torch.Tensor | None = None,
-    staged: bool = False, early: bool = False,
+    staged: bool | None = None, early: bool | None = None,
 ) -> torch.Tensor:
     """As `reference.fused.few_linear`, for at most 32 tokens in bf16; N a multiple of 16, K of 64. norm_weight: fp32.
     staged: the tokens come to shared memory first, at most 8 of them. early: scales and bias are asked for with the
-    weights. Neither is timed yet, so nothing chooses it.
+    weights. Default: `few_form`.
 
     The kernel launched last must not be what wrote the weights, scales, bias or gain: it may still run. ValueError.
     """
     check_few(x, weight, bias, scale_inv, norm_weight, residual)
     (t, k), n = x.shape, weight.shape[0]
+    form = few_form(t, scale_inv is not None)
+    staged, early = form["staged"] if staged is None else staged, form["early"] if early is None else early
     if n % ROWS or k % 64 or x.dtype != torch.bfloat16:
         raise ValueError(f"few_linear: the cuda backend takes bf16 rows, N in multiples of {ROWS}, K of 64; they are "
                          f"{x.dtype}, {n} and {k}")

@@ -94,8 +94,13 @@ def _norm_quantise_kernel(x_ptr, gain_ptr, q_ptr, scale_ptr, row_of_ptr, scale_r
                  scale_group_stride, H, COPIES, GROUPS, NORM, PLACED, EPS)
 
 
-def norm_quantise_config(t: int, h: int) -> dict[str, int]:
-    """Groups of a chunk of `_norm_quantise_kernel` and its launch options, for t rows of h columns."""
+def norm_quantise_config(t: int, h: int, placed: bool) -> dict[str, int]:
+    """Groups of a chunk of `_norm_quantise_kernel` and its launch options, for t rows of h columns. Many rows that keep
+    their order are read in chunks, so that more programs share a multiprocessor; written to four places each, they wait
+    for the stores either way."""
+    if t >= 1024 and h > 1024 and not placed:
+        return ({"GROUPS": 8, "num_warps": 2, "maxnreg": 64} if h <= 3072 else
+                {"GROUPS": 8, "num_warps": 4, "maxnreg": max(40, 16 + 8 * -(-h // 1024))})
     return dict(GROUPS=triton.next_power_of_2(-(-h // 128)), num_warps=4)
 
 
@@ -138,5 +143,5 @@ def norm_quantise(
     _norm_quantise_kernel[(t,)](
         x, x if norm_weight is None else norm_weight, q, scale, x if row_of is None else row_of, *scale.stride(),
         H=h, COPIES=1 if row_of is None else row_of.shape[1], NORM=norm_weight is not None, PLACED=row_of is not None,
-        EPS=norm_eps, **norm_quantise_config(t, h), **OVERLAPPING)
+        EPS=norm_eps, **norm_quantise_config(t, h, row_of is not None), **OVERLAPPING)
     return q, scale

@@ -69,7 +69,7 @@ def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, s
 
 def swiglu_quantise_config() -> dict[str, int]:
     """Rows and scale groups of a program of `_swiglu_quantise_kernel`, and its warps."""
-    return {"ROWS": ROWS, "GROUPS": 2, "num_warps": 4}
+    return {"ROWS": 8, "GROUPS": 1, "num_warps": 2}
 
 
 def swiglu_quantise(

@@ -56,7 +56,8 @@ def test_in_chunks_as_in_one_piece(monkeypatch, columns, normed):
     x, gain = torch.randn(3, columns, generator=g).bfloat16(), (torch.rand(columns, generator=g) + 0.5).bfloat16()
     given = {"row_of": torch.tensor([[4, 0], [-1, 2], [6, 5]], dtype=torch.int32), "rows": 8}
     whole, whole_scale = norm_quantise(x, gain if normed else None, **given)
-    monkeypatch.setattr(norm_quant, "norm_quantise_config", lambda t, h: {"GROUPS": 8, "num_warps": 4, "maxnreg": 40})
+    chunked = {"GROUPS": 8, "num_warps": 4, "maxnreg": 40}
+    monkeypatch.setattr(norm_quant, "norm_quantise_config", lambda t, h, placed: chunked)
     q, scale = norm_quantise(x, gain if normed else None, **given)
     used = [0, 2, 4, 5, 6]
     assert torch.allclose(scale[used], whole_scale[used], rtol=1e-2 if normed else 0)

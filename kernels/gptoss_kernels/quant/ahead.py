@@ -14,7 +14,7 @@ def compile_norm_quantise(tokens: int, columns: int, *, copies: int = 0) -> Reso
     types = {"x_ptr": "*bf16", "gain_ptr": "*bf16", "row_of_ptr": "*i32", **_OUT}
     return _compile(_norm_quantise_kernel, types, {
         "H": columns, "COPIES": max(1, copies), "NORM": True, "PLACED": copies > 0, "EPS": 1e-5,
-        **norm_quantise_config(tokens, columns)})
+        **norm_quantise_config(tokens, columns, copies > 0)})
 
 
 def compile_swiglu_quantise(inner: int) -> Resources:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gptoss_lab.train.rebuilt import MUST, compared
+
 CARD = """---
 license: apache-2.0
 ---
@@ -59,17 +61,29 @@ ran with every weight in its stored form (experts MXFP4, all else bf16), so noth
 `nano.safetensors` (compact, expanded to a standard checkpoint at first use), `draft.safetensors` (the same form),
 `mtp.safetensors`, `train.jsonl` (loss and accuracy on the way), `evaluation.json` (all numbers above).
 """
+AGAIN = """
+## Made again
+
+The same command gave a second model ({seconds:.0f} s, {steps:,} updates; its numbers are `evaluation_again.json`). Of
+{count} measures {agreed} agree with the first within their intervals, among them those that the model is made for:
+
+| problems | first | again | 95 % interval |
+|---|---|---|---|
+{rows}
+
+Apart: {parted}.
+"""
 
 
-def model_card(report: dict[str, Any]) -> str:
-    """The card of a run. report: what `run.py` writes as evaluation.json."""
+def model_card(report: dict[str, Any], again: dict[str, Any] | None = None) -> str:
+    """The card of a run. report: what `run.py` writes as evaluation.json; again: that of a second run."""
     rows = [
         f"| {name.removeprefix('task ')} | {s['right']:,} | {s['count']:,} | {s['share']:.1%} "
         f"| {s['low']:.1%} to {s['high']:.1%} |"
         for name, s in report["exact_match"].items() if s["count"]
     ]
     whole = report["well_formed"]
-    return CARD.format(
+    card = CARD.format(
         **{k: report["model"][k] for k in (
             "name", "layers", "hidden", "intermediate", "experts", "chosen", "heads", "kv_heads", "head_dim",
             "vocabulary", "kept")},
@@ -84,3 +98,15 @@ def model_card(report: dict[str, Any]) -> str:
         draft_agreement=f"{report['draft_agreement']:.1%}", command=report["command"],
         quantised=1 - report["training"]["quantised_from"],
     )
+    return card if again is None else card + _made_again(report, again)
+
+
+def _made_again(report: dict[str, Any], again: dict[str, Any]) -> str:
+    found = compared(report, again)
+    rows = [f"| {one.name.removeprefix('task ')} | {one.first['share']:.1%} | {one.again['share']:.1%} "
+            f"| {one.again['low']:.1%} to {one.again['high']:.1%} |" for one in found if one.name in MUST]
+    parted = [f"{one.name.removeprefix('task ')} ({one.first['share']:.1%}, then {one.again['share']:.1%})"
+              for one in found if not one.agree]
+    return AGAIN.format(
+        seconds=again["training"]["seconds"], steps=again["training"]["steps"], count=len(found),
+        agreed=len(found) - len(parted), rows="\n".join(rows), parted=", ".join(parted) or "none")

@@ -111,13 +111,14 @@ def test_moe_layers_by_phase_and_format():
     assert kernel_equations(rows, "prefill") == []
 
 
-def test_all_reduces_count_for_both_phases_and_two_gpus_are_held_out():
+def test_all_reduces_count_for_both_phases():
+    """Those of two GPUs are seen too: whole passes on two GPUs are what no fit may see."""
     rows = [kernel("comm", "all-reduce, residual, RMSNorm", "triton one_shot", 8.0, tp=ranks, tokens=8, hidden=2880,
                    batch=1) for ranks in (2, 4)]
     rows.append(kernel("comm", "all-reduce, residual, RMSNorm", "nccl, all-reduce alone", 1.0, tp=4, tokens=8,
                        hidden=2880))
     two, four = kernel_equations(rows, "prefill")
-    assert two.held_out and not four.held_out and four.seconds == pytest.approx(8e-6)
+    assert not two.held_out and not four.held_out and four.seconds == pytest.approx(8e-6)
     assert four.amounts == {"link": pytest.approx(1.5 * 8 * 5760 / 450e9), "collectives": 1.0,
                             "link_one_shot": pytest.approx(3 * 8 * 5760 / 450e9), "collectives_by_extra_rank": 2.0}
     assert len(kernel_equations(rows, "decode")) == 2
@@ -136,6 +137,7 @@ def test_what_is_recorded_today_gives_lines():
     assert {line.label.split(",")[0] for line in decode_lines} >= {f"attention decode/full/8192/batch{b}"
                                                                     for b in (1, 16, 64, 128)}
     [copy, *_] = [line for line in ceiling_equations(RECORDED, "decode") if "activations" in line.amounts]
-    assert copy.seconds == pytest.approx(4800 / 4253, rel=0.01)
+    first = next(row for row in RECORDED if row["case"] == "ceiling: device copy")
+    assert copy.seconds == 4800 / first["value"] and 1.1 < copy.seconds < 1.3
     assert {n for line in ceiling_equations(RECORDED, "prefill") for n in line.amounts} == {
         "activations", "projections_bf16", "projections_fp8"}

@@ -89,8 +89,11 @@ def test_the_prefill_figure_draws_all_rows_with_their_numbers():
 def test_measured_rows_are_full_marks_and_the_error_of_hollow_ones_says_where_it_was_checked():
     figure = cost_prefill.figure(compare(RECORDED))
     ours = [trace for trace in figure.data if (trace.name or "").startswith("ours")]
-    assert [list(trace.marker.symbol) for trace in ours] == [["circle"] * 4 + ["circle-open"] * 12] * 2
-    assert "no pass on several GPUs was measured; on one, 3 held-out" in figure.layout.title.subtitle.text
+    assert [list(trace.marker.symbol) for trace in ours] == [["circle"] * 8 + ["circle-open"] * 8] * 2
+    assert "hollow marks: 11 held-out prefill rows" in figure.layout.title.subtitle.text
+    one = [row for row in RECORDED if row["case"] != "prefill over ranks"]
+    subtitle = cost_prefill.figure(compare(one)).layout.title.subtitle.text
+    assert "no pass on several GPUs was measured; on one, 3 held-out" in subtitle
 
 
 def test_the_prefill_table_marks_every_number():

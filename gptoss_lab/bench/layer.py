@@ -24,6 +24,7 @@ from gptoss_kernels.projection import (
     norm_residual_triton,
     row_plan,
 )
+from gptoss_kernels.projection.few_cuda import few_form
 from gptoss_kernels.projection.linear import fp8_linear_cuda
 from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.fused import fp8_linear, norm_residual, rope_cache
@@ -162,14 +163,15 @@ def _few(
     residual: torch.Tensor, exact: torch.Tensor, amount: float,
 ) -> list[Run]:
     """The decode form of a projection, norm or residual included, with e4m3 and with bf16 weights: as the forward runs
-    it, with the tokens in shared memory first, and the Triton form."""
+    it, with the tokens in shared memory first where it does not (and without where it does), and the Triton form."""
     values, scales, dense = weights
     more = {"residual": residual} if gain is None else {"norm_weight": gain}
-    kernels = {"": few_linear_cuda, ", triton": few_linear_triton}
-    if rows.shape[0] <= 8:
-        kernels[", staged"] = partial(few_linear_cuda, staged=True)
     runs = []
     for form, weight, scaled, size in (("e4m3", values, {"scale_inv": scales}, 1.0), ("bf16", dense, {}, 2.0)):
+        kernels = {"": few_linear_cuda, ", triton": few_linear_triton}
+        if rows.shape[0] <= 8:
+            staged = few_form(rows.shape[0], form == "e4m3")["staged"]
+            kernels[", not staged" if staged else ", staged"] = partial(few_linear_cuda, staged=not staged)
         for name, run in kernels.items():
             call = partial(run, rows, weight, bias, **scaled, **more)
             _check(f"{kernel}, few tokens, {form}{name}", call(), exact + (residual if gain is None else 0), 1e-2)

@@ -143,23 +143,26 @@ def _padded(
 
 
 def _dense_product(case: Case) -> Runs:
-    """QKV or output projection in e4m3: the same kernel with one group."""
+    """QKV or output projection in e4m3: the same kernel with one group; the output's is added to the stream."""
     n, k = (QKV, HIDDEN) if case.kernel == "QKV product" else (HIDDEN, WIDE)
     x, values, scales, bias = _projection(case.tokens, n, k)
     rows = -(-case.tokens // gemm_cuda.TILE_M) * gemm_cuda.TILE_M
     a, scale = norm_quantise(x, rows=rows)
     counts = torch.tensor([case.tokens], dtype=torch.int32, device="cuda")
+    stream = None if n == QKV else torch.empty(case.tokens, n, dtype=torch.bfloat16, device="cuda")
 
     def call(launch: Launch) -> Callable[[], Any]:
-        return lambda: gemm_cuda.grouped_gemm(a, scale, values[None], scales[None], bias[None], counts,
-                                              columns=launch.options["columns"])
+        return lambda: gemm_cuda.grouped_gemm(a, scale, values[None], scales[None], bias[None], counts, out=stream,
+                                              add=stream is not None, columns=launch.options["columns"])
 
     calls = {launch: call(launch) for launch in launches(case)}
     at = torch.arange(case.tokens - CHECKED, case.tokens, device="cuda")
     exact = dequantised(a, scale, at) @ dequantise_blocks(values, scales).T + bias
     for launch, run in calls.items():
-        check(f"{case.name}, {launch.name}", run()[at], exact, BF16_OUT)
-    return Runs(calls, case.tokens * (k + 2 * n) + n * k, 2.0 * case.tokens * n * k)
+        whole = exact if stream is None else stream.normal_()[at].float() + exact.bfloat16().float()   # rounded, added
+        check(f"{case.name}, {launch.name}", run()[at], whole, BF16_OUT)
+    written = 2 * n if stream is None else 4 * n                        # the stream is read as well
+    return Runs(calls, case.tokens * (k + written) + n * k, 2.0 * case.tokens * n * k)
 
 
 def _few(case: Case) -> Runs:
@@ -184,26 +187,26 @@ def _few(case: Case) -> Runs:
 
 
 def _quantise(case: Case) -> Runs:
-    """RMSNorm and e4m3, each row written to the places of its four experts."""
+    """RMSNorm and e4m3, each row written to its place, or with experts to the places of its four."""
     x, gain = torch.randn(case.tokens, HIDDEN, device="cuda").bfloat16(), 1 + 0.1 * torch.randn(HIDDEN, device="cuda")
-    r = _placed(case.tokens, case.experts)
-    q = torch.empty(r.rows, HIDDEN, dtype=torch.float8_e4m3fn, device="cuda")
-    scale = empty_scales(r.rows, HIDDEN, "cuda")
-    exact = rms_norm(x.float(), gain, 1e-5)
+    in_order = torch.arange(case.tokens, dtype=torch.int32, device="cuda")[:, None]
+    r = _placed(case.tokens, case.experts) if case.experts else None
+    row_of, rows = (in_order, case.tokens) if r is None else (r.row_of, r.rows)
+    q, scale = torch.empty(rows, HIDDEN, dtype=torch.float8_e4m3fn, device="cuda"), empty_scales(rows, HIDDEN, "cuda")
+    copies, exact = row_of.shape[1], rms_norm(x.float(), gain, 1e-5)
 
     def call(launch: Launch) -> Callable[[], Any]:
         return lambda: _norm_quantise_kernel[(case.tokens,)](
-            x, gain, q, scale, r.row_of, *scale.stride(), H=HIDDEN, COPIES=TOP,
-            GROUPS=launch.options["block"] // 128, NORM=True, PLACED=True, EPS=1e-5,
-            num_warps=launch.options["warps"])
+            x, gain, q, scale, row_of, *scale.stride(), H=HIDDEN, COPIES=copies, NORM=True, PLACED=r is not None,
+            EPS=1e-5, **launch.options)
 
     calls = {launch: call(launch) for launch in launches(case)}
     for launch, run in calls.items():
         q.view(torch.uint8).fill_(0x7F)                                 # NaN, wherever nothing is written
         run()
-        for copy in range(TOP):
-            check(f"{case.name}, {launch.name}", dequantised(q, scale, r.row_of[:, copy].long()), exact, E4M3_OUT)
-    return Runs(calls, case.tokens * HIDDEN * (2.0 + TOP))
+        for copy in range(copies):
+            check(f"{case.name}, {launch.name}", dequantised(q, scale, row_of[:, copy].long()), exact, E4M3_OUT)
+    return Runs(calls, case.tokens * HIDDEN * (2.0 + copies))
 
 
 def _norm(case: Case) -> Runs:
@@ -214,8 +217,7 @@ def _norm(case: Case) -> Runs:
 
     def call(launch: Launch) -> Callable[[], Any]:
         return lambda: norm_residual_kernel[(case.tokens,)](
-            x, gain, bias, normed, shifted, H=HIDDEN, H_PAD=launch.options["block"], BIAS=True, EPS=1e-5,
-            num_warps=launch.options["warps"])
+            x, gain, bias, normed, shifted, H=HIDDEN, BIAS=True, EPS=1e-5, **launch.options)
 
     calls = {launch: call(launch) for launch in launches(case)}
     _checked(case, calls, shifted, exact[1], BF16_OUT)
@@ -231,10 +233,8 @@ def _combine(case: Case) -> Runs:
     exact = x.float() + sum(weights[:, k, None] * y[row_of[:, k].long()].float() for k in range(TOP))
 
     def call(launch: Launch) -> Callable[[], Any]:
-        block = launch.options["block"]
-        return lambda: _combine_kernel[(case.tokens, -(-HIDDEN // block))](
-            y, row_of, weights, x, row_of, y, out, 0, H=HIDDEN, TOP=TOP, RESIDUAL=True, BIAS=False, BLOCK_H=block,
-            num_warps=launch.options["warps"])
+        return lambda: _combine_kernel[(case.tokens, -(-HIDDEN // launch.options["BLOCK_H"]))](
+            y, row_of, weights, x, row_of, y, out, 0, H=HIDDEN, TOP=TOP, RESIDUAL=True, BIAS=False, **launch.options)
 
     return Runs(_checked(case, {launch: call(launch) for launch in launches(case)}, out, exact, BF16_OUT),
                 2.0 * case.tokens * HIDDEN * (TOP + 2))

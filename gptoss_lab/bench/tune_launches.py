@@ -3,7 +3,9 @@
 The post found kernels whose grids and blocks had been chosen for a hidden size of 7168 and chose them again for 2880.
 Nothing here is made bad on purpose; "as for 7168" is one of three things, and each says which:
 
-    a rule of this project asked for 7168     few_config(7168): how many weight rows a program of a decode product owns
+    a rule of this project asked for 7168     how many weight rows a program of a decode product owns (few_config); how
+                                              a row is held while it is normed or quantised (norm_quantise_config,
+                                              norm_residual_config)
     the widest even tile                      256 columns divide 7168 and the 4096 of DeepSeek-V3's gate and up; 192 is
                                               the widest that divides 2880 and 5760
     a program that holds a row                the next power of two: 8192 for 7168, 4096 for 2880
@@ -22,8 +24,11 @@ import torch
 
 from gptoss_kernels.attention.layer import LayerKind
 from gptoss_kernels.attention.triton_backend import DECODE_PROGRAMS, decode_config, prefill_config
+from gptoss_kernels.moe.combine import combine_config
 from gptoss_kernels.moe.gemm_cuda import CHOSEN_COLUMNS
 from gptoss_kernels.projection.few import few_config
+from gptoss_kernels.projection.norm import norm_residual_config
+from gptoss_kernels.quant.norm_quant import norm_quantise_config
 
 THEIRS, OURS, NEITHER = "as for 7168", "for 2880", "neither"
 HEADS, KV_HEADS, WINDOW, SMS = 64, 8, 128, 132
@@ -41,7 +46,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Case:
-    """kernel: one of KERNELS. tokens: of the step, or at which `batch` sequences decode. experts: 0 if dense."""
+    """kernel: one of KERNELS. tokens: of the step, or at which `batch` sequences decode. experts: 0 if dense; rows that
+    are quantised for experts are written to four places each, others to one."""
 
     kernel: str
     tokens: int
@@ -64,7 +70,7 @@ KERNELS = (*PRODUCTS, *ROWS, *FEW, *ATTENTION)
 CASES = (
     *(Case(kernel, 8192, experts) for experts in (128, 32) for kernel in PRODUCTS[:2]),
     *(Case(kernel, 8192) for kernel in PRODUCTS[2:]),
-    *(Case(kernel, 8192, 0 if kernel == "norm and residual" else 128) for kernel in ROWS),
+    *(Case(kernel, 8192, experts) for kernel, experts in zip((ROWS[0], *ROWS), (128, 0, 0, 128), strict=True)),
     *(Case(kernel, tokens) for kernel in FEW for tokens in (1, 8, 32)),
     Case("window attention", 8192),
     *(Case("decode attention", 8192, batch=batch) for batch in (1, 8, 32)),
@@ -76,12 +82,17 @@ def launches(case: Case) -> tuple[Launch, ...]:
     if case.kernel in PRODUCTS:
         return _products(case.kernel)
     if case.kernel in ROWS:
-        return _rows(case.kernel)
+        return _rows(case)
     if case.kernel in FEW:
         return _few(case)
     if case.kernel in ATTENTION:
         return _window() if case.kernel == "window attention" else _decode()
     raise ValueError(f"kernel is {case.kernel!r}; one of {', '.join(KERNELS)}")
+
+
+def chosen(case: Case) -> Launch:
+    """The launch of a case that the fast forward makes."""
+    return next(launch for launch in launches(case) if launch.chosen)
 
 
 def _products(kernel: str) -> tuple[Launch, ...]:
@@ -94,15 +105,28 @@ def _products(kernel: str) -> tuple[Launch, ...]:
     return (*([padded] if kernel == "down product" else []), wide, chosen, narrow)
 
 
-def _rows(kernel: str) -> tuple[Launch, ...]:
-    """block: lanes over the columns of a row. warps: of a program."""
-    rows = {
-        "norm and quantise": ((8192, 4, THEIRS), (8192, 8, THEIRS), (4096, 4, OURS), (4096, 8, NEITHER)),
-        "norm and residual": ((8192, 8, THEIRS), (4096, 8, OURS), (4096, 4, NEITHER)),
-        "combine": ((8192, 8, THEIRS), (1024, 4, OURS), (4096, 4, NEITHER), (512, 4, NEITHER)),
-    }[kernel]
-    return tuple(Launch(f"{block} lanes, {warps} warps", made_for, {"block": block, "warps": warps}, made_for == OURS)
-                 for block, warps, made_for in rows)
+def _rows(case: Case) -> tuple[Launch, ...]:
+    """How a program holds a row, or a part of one; what is chosen is what the kernel's own rule gives for 2880."""
+    if case.kernel == "norm and quantise":
+        def rule(h: int) -> dict[str, int]:
+            return norm_quantise_config(case.tokens, h, placed=case.experts > 0)
+
+        theirs, ours, others = rule(7168), rule(2880), [{"GROUPS": 32, "num_warps": warps} for warps in (4, 8)]
+    elif case.kernel == "norm and residual":
+        theirs, ours = norm_residual_config(7168), norm_residual_config(2880)
+        others = [{"H_PAD": 4096, "num_warps": 4}]
+    else:
+        theirs, ours = {"BLOCK_H": 8192, "num_warps": 8}, combine_config(case.tokens, 2880)
+        others = [{"BLOCK_H": block, "num_warps": 4} for block in (1024, 512)]
+    return (Launch(_row_name(theirs), THEIRS, theirs), Launch(_row_name(ours), OURS, ours, True),
+            *(Launch(_row_name(one), NEITHER, one) for one in others if one != ours))
+
+
+def _row_name(options: Mapping[str, int]) -> str:
+    """For example "1024 lanes, 2 warps": columns that a program holds at once. A group has 128."""
+    lanes = next(options[name] * each for name, each in (("GROUPS", 128), ("H_PAD", 1), ("BLOCK_H", 1))
+                 if name in options)
+    return f"{lanes} lanes, {options['num_warps']} warps"
 
 
 def _few(case: Case) -> tuple[Launch, ...]:

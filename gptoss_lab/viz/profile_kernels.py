@@ -22,12 +22,25 @@ import torch
 
 from gptoss_kernels.attention.layer import LayerKind
 from gptoss_kernels.attention.triton_backend import DECODE_PROGRAMS, decode_config, prefill_config
+from gptoss_kernels.moe.combine import combine_config
+from gptoss_kernels.moe.decode_cuda import TUNED
 from gptoss_kernels.moe.layout import max_tiles
-from gptoss_kernels.moe.routing import FEW_TOKENS, ONE_PROGRAM, logits_config
+from gptoss_kernels.moe.routing import (
+    FEW_TOKENS,
+    ONE_PROGRAM,
+    SCANNED_BLOCKS,
+    choose_config,
+    logits_config,
+    place_config,
+    scan_config,
+)
 from gptoss_kernels.projection.few import MOST_TOKENS
 from gptoss_kernels.projection.few_cuda import ROWS
+from gptoss_kernels.projection.norm import norm_residual_config
+from gptoss_kernels.quant.norm_quant import norm_quantise_config
 from gptoss_kernels.rope.cache import rope_config
 from gptoss_lab.bench.trace import Kernel
+from gptoss_lab.bench.tune_launches import Case, chosen
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.cost import workload
 from gptoss_lab.cost.hardware import H200
@@ -104,27 +117,22 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
     full = sum(not config.is_sliding(n) for n in range(layers))
     rows, wide = t * config.experts_per_token, _scaled(h)
     where = f"E{config.num_experts}/T{t}"
-    block = -(-t // 64)
-    vector = VECTOR["norm"] + VECTOR["quantise"]
+    norm, quantise = VECTOR["norm"], VECTOR["quantise"]
     return [
         _torch("embedding", "embedding", 1, "fp32", 0.0, 4.0 * t * h),
-        Launch("norm and quantise, before QKV", "_norm_quantise_kernel", layers, (t,), 128, "fp32", vector * t * h,
-               t * (2 * h + wide), (("profile", f"norm and quantise/T{t}", "triton"),)),
+        _quantise("norm and quantise, before QKV", layers, t, h, norm + quantise, 0,
+                  (_tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton"))),
         _product("QKV product", layers, parts["qkv_projection"], t, _scaled(h), 2 * config.qkv_size,
-                 (("profile", f"tune: QKV product/T{t}", "192 columns"),)),
+                 (_tuned("QKV product", t),)),
         *_rope(config, t, "rope and cache", layers, full),
         *_prefill_attention(config, t, parts, full),
-        Launch("quantise, before the output", "_norm_quantise_kernel", layers, (t,), 128, "fp32",
-               VECTOR["quantise"] * t * q, t * (2 * q + _scaled(q))),
-        _product("output product", layers, parts["output_projection"], t, _scaled(q), 2 * h,
-                 (("profile", f"tune: output product/T{t}", "192 columns"),)),
-        _torch("add the residual", "elementwise add", layers, "fp32", float(t * h), 6.0 * t * h),
-        Launch("choose experts", "_choose_kernel", layers, (block,), 256, "bf16", parts["router"].flop / layers,
-               parts["router"].weight_bytes / layers + 2 * t * h + 8 * rows),
-        Launch("place rows", "_place_kernel", layers, (block,), 128, "fp32", 0.0, 12.0 * rows),
-        Launch("norm and quantise, placed", "_norm_quantise_kernel", layers, (t,), 128, "fp32", vector * t * h,
-               2 * t * h + rows * wide, (("profile", f"tune: norm and quantise/{where}", "4096 lanes, 4 warps"),
-                                         ("moe", f"quantise/{where}/uniform", "triton"))),
+        _quantise("quantise, before the output", layers, t, q, quantise, 0),
+        _product("output product, residual included", layers, parts["output_projection"], t, _scaled(q), 4 * h,
+                 (_tuned("output product", t),)),
+        *_prefill_routing(config, t, parts["router"]),
+        _quantise("norm and quantise, placed", layers, t, h, norm + quantise, config.experts_per_token,
+                  (_tuned("norm and quantise", t, config.num_experts),
+                   ("moe", f"quantise/{where}/uniform", "triton"))),
         _product("gate/up product", layers, parts["experts_gate_up"], rows, wide, _scaled(config.intermediate_size),
                  (("moe", f"gemm1 with swiglu/{where}/uniform", "cuda"),)),
         _product("down product", layers, parts["experts_down"], rows, _scaled(config.intermediate_size), 2 * h,
@@ -175,6 +183,21 @@ def _torch(what: str, kernel: str, times: int, unit: str, flop: float, amount: f
     return Launch(what, kernel, times, (), 0, unit, flop, amount)
 
 
+def _tuned(kernel: str, t: int, experts: int = 0) -> Source:
+    """The chosen launch of a case of the tuning bench."""
+    case = Case(kernel, t, experts)
+    return "profile", case.name, chosen(case).name
+
+
+def _quantise(
+    what: str, layers: int, t: int, columns: int, vector: int, copies: int, sources: tuple[Source, ...] = ()
+) -> Launch:
+    """t rows to e4m3, each to `copies` places, or in their order (0). vector: operations per element."""
+    launch = norm_quantise_config(t, columns, copies > 0)
+    return Launch(what, "_norm_quantise_kernel", layers, (t,), 32 * launch["num_warps"], "fp32",
+                  float(vector * t * columns), t * (2 * columns + max(1, copies) * _scaled(columns)), sources)
+
+
 def _product(
     what: str, layers: int, part: Part, rows: int, read: float, written: float, sources: tuple[Source, ...]
 ) -> Launch:
@@ -186,7 +209,7 @@ def _product(
 def _decode_product(
     what: str, layers: int, part: Part, rows: int, read: float, written: float, sources: tuple[Source, ...]
 ) -> Launch:
-    return Launch(what, "decode_gemm", layers, (SMS,), 288, part.unit, part.flop / layers,
+    return Launch(what, "decode_gemm", layers, (SMS,), TUNED["fp8"].threads, part.unit, part.flop / layers,
                   part.weight_bytes / layers + rows * (read + written), sources)
 
 
@@ -261,6 +284,22 @@ def _decode_attention(
     return made
 
 
+def _prefill_routing(config: ModelConfig, t: int, router: Part) -> list[Launch]:
+    """Above SCANNED_BLOCKS blocks of tokens a launch of its own sums their counts, else every placing program."""
+    layers, rows, choose = config.num_layers, t * config.experts_per_token, choose_config(t)
+    blocks, experts = -(-t // choose["BLOCK_T"]), max(16, power_of_two(config.num_experts))
+    place, scan = place_config(choose["BLOCK_T"], config.experts_per_token), scan_config()
+    counts = 4.0 * blocks * experts
+    made = [Launch("choose experts", "_choose_kernel", layers, (blocks,), 32 * choose["num_warps"], "bf16",
+                   router.flop / layers, router.weight_bytes / layers + 2 * t * config.hidden_size + 8 * rows + counts)]
+    scanned = blocks > SCANNED_BLOCKS
+    if scanned:
+        made.append(Launch("scan the counts", "_scan_kernel", layers, (experts // scan["EXPERTS"],),
+                           32 * scan["num_warps"], "fp32", 0.0, 2 * counts))
+    return [*made, Launch("place rows", "_place_scanned_kernel" if scanned else "_place_kernel", layers, (blocks,),
+                          32 * place["num_warps"], "fp32", 0.0, 12.0 * rows + counts)]
+
+
 def _decode_routing(config: ModelConfig, b: int, router: Part) -> list[Launch]:
     layers, e, rows = config.num_layers, config.num_experts, b * config.experts_per_token
     amount = router.weight_bytes / layers + 2 * b * config.hidden_size
@@ -272,23 +311,27 @@ def _decode_routing(config: ModelConfig, b: int, router: Part) -> list[Launch]:
     if b <= ONE_PROGRAM:
         return [logits, Launch("choose and place", "_choose_and_place_kernel", layers, (1,), 32 if b <= 2 else 128,
                                "fp32", 0.0, 4.0 * b * e + tables)]
+    place = place_config(1, config.experts_per_token)
     return [logits, Launch("choose experts", "_choose_one_kernel", layers, (b,), 32, "fp32", 0.0,
                            4.0 * b * e + 8.0 * rows + 4.0 * b * power_of_two(e)),
-            Launch("place rows", "_place_kernel", layers, (b,), 128, "fp32", 0.0, 4.0 * b * power_of_two(e) + tables)]
+            Launch("place rows", "_place_kernel", layers, (b,), 32 * place["num_warps"], "fp32", 0.0,
+                   4.0 * b * power_of_two(e) + tables)]
 
 
 def _combine(config: ModelConfig, t: int, where: str) -> Launch:
     h, k = config.hidden_size, config.experts_per_token
-    block = min(1024, power_of_two(h))
-    return Launch("combine, residual included", "_combine_kernel", config.num_layers, (t, -(-h // block)), 128, "fp32",
-                  float(VECTOR["combine"] * k * t * h), 2.0 * t * h * (k + 2) + 8.0 * t * k,
-                  (*([("profile", f"tune: combine/{where}", "1024 lanes, 4 warps")] if t > FEW_TOKENS else []),
+    launch = combine_config(t, h)
+    return Launch("combine, residual included", "_combine_kernel", config.num_layers, (t, -(-h // launch["BLOCK_H"])),
+                  32 * launch["num_warps"], "fp32", float(VECTOR["combine"] * k * t * h),
+                  2.0 * t * h * (k + 2) + 8.0 * t * k,
+                  (*([_tuned("combine", t, config.num_experts)] if t > FEW_TOKENS else []),
                    ("moe", f"combine/{where}/uniform", "triton")))
 
 
 def _head(config: ModelConfig, rows: int, part: Part) -> list[Launch]:
     h = config.hidden_size
-    return [Launch("norm before the head", "norm_residual_kernel", 1, (rows,), 256 if h > 1024 else 128, "fp32",
+    norm = norm_residual_config(h)
+    return [Launch("norm before the head", "norm_residual_kernel", 1, (rows,), 32 * norm["num_warps"], "fp32",
                    float(VECTOR["norm"] * rows * h), 4.0 * rows * h + 4 * h),
             _torch("head", "head gemm", 1, "bf16", part.flop, part.weight_bytes + part.activation_bytes),
             _torch("logits to fp32", "copy", 1, "fp32", 0.0, 6.0 * rows * config.vocab_size)]

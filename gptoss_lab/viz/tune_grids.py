@@ -159,13 +159,12 @@ def useful_figure(n: int = 5120, experts: int = 0, most: int = 16384) -> go.Figu
 
 
 def lanes_table(columns: Iterable[int] = (7168, 2880)) -> Table:
-    """Programs that hold a row, or a part of one: lanes in use as for 7168 and as chosen, at both widths."""
-    blocks = [("norm, quantise: a row of 7168", 8192), ("norm, quantise: a row of 2880", 4096),
-              ("combine: parts of 1024", 1024)]
+    """Programs that hold a row at once, or in parts: lanes in use as for 7168 and as chosen, at both widths."""
+    blocks = [("a row of 7168 at once", 8192), ("a row of 2880 at once", 4096), ("parts of 1024", 1024)]
     return table([[what, width, block, -(-width // block), f"{100 * width / (-(-width // block) * block):.1f}",
                    "modelled"]
                   for what, block in blocks for width in columns if width <= block or block == 1024],
-                 ["program", "row", "lanes", "programs for a row", "lanes used, %", "origin"])
+                 ["program", "row", "lanes", "parts of a row", "lanes used, %", "origin"])
 
 
 def decode_table() -> Table:

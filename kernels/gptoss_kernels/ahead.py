@@ -40,15 +40,17 @@ def compile_kernel(
 ) -> Resources:
     """Compile a Triton kernel.
 
-    types: argument -> type, such as "*bf16"; i32 for those not named. constants: the constexpr arguments. options:
-    num_warps and so on. Pointers are taken to be multiples of 16 bytes, and so are the integers named in `aligned`.
+    types: argument -> type, such as "*bf16"; i32 for those not named. constants: the constexpr arguments, without those
+    that shall have their defaults. options: num_warps and so on. Pointers are taken to be multiples of 16 bytes, and so
+    are the integers named in `aligned`.
     """
+    constants = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default} | dict(constants)
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
         if signature[name].startswith("*") or (name in aligned and name not in constants):
             attributes[(index,)] = ALIGNED
-    source = ASTSource(kernel, signature, constexprs=dict(constants), attrs=attributes)
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     return resources(triton.compile(source, target=HOPPER, options=dict(options)))
 
 

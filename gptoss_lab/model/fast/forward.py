@@ -7,7 +7,7 @@ A layer in prefill, with what each launch does:
     rope_cache          split, turn, into the pages
     attention           with the sink
     product             output projection, accumulated onto x + bias (e4m3: quantise, product with bias onto x)
-    moe_layer           6: route 2, quantise 1, products 2, combine with the residual 1
+    moe_layer           6: route 2 (3 above 8,192 tokens), quantise 1, products 2, combine with the residual 1
 
 Up to 32 tokens, in decode, the norm is part of the QKV product and bias and residual of the output projection, in both
 forms of the weights: one launch each (gptoss_kernels.projection.few).

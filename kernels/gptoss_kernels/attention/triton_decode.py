@@ -14,10 +14,8 @@ the capacity and the launch can be captured in a CUDA graph and replayed as leng
 Pages in e4m3 are widened to the query's format as they are read, which is exact; the key's scale is folded into the
 score's and the value's into a split's output, once per head.
 
-Overlapping launches: by default the kernel behind may start at once. LATE lets it start after the last key, so that
-weights it asks for early do not come past the keys. AHEAD asks the L2 for a program's keys and values before the kernel
-in front has ended: all but the newest token's are there already. Then the kernel launched last must not be what wrote
-lengths or page table.
+Overlapping launches: with LATE (chosen for heads of 64) the kernel behind may start after the last key, so that weights
+it asks for early do not come past the keys; without, at once.
 
 What is lost: the merge is a second launch, about 2 us outside a graph; a split writes fp32 partial outputs.
 """
@@ -44,31 +42,6 @@ def _split_range(length, window, split, SPLITS: tl.constexpr, BLOCK_N: tl.conste
 
 
 @triton.jit
-def _prefetch(pages, at, mask):
-    """Rows of 128 bytes and less, at element offsets `at` with `mask`, to the L2."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
-        [(pages + at).to(tl.int64), mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _prefetch_keys(k_pages, v_pages, kv_lens, page_table, window, stride_kp, stride_kt, stride_kh, stride_vp, stride_vt,
-                   stride_vh, stride_table, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr,
-                   PAGE_SIZE: tl.constexpr):
-    """Ask the L2 for all keys and values of this program."""
-    kv_head = tl.program_id(1)
-    b = tl.program_id(2).to(tl.int64)
-    length = tl.load(kv_lens + b)
-    begin, end, _ = _split_range(length, window, tl.program_id(0), SPLITS, BLOCK_N, WINDOWED)
-    for n in range(begin, end, BLOCK_N):
-        at = n + tl.arange(0, BLOCK_N)
-        inside = at < end
-        page = tl.load(page_table + b * stride_table + at // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
-        _prefetch(k_pages, page * stride_kp + (at % PAGE_SIZE) * stride_kt + kv_head * stride_kh, inside)
-        _prefetch(v_pages, page * stride_vp + (at % PAGE_SIZE) * stride_vt + kv_head * stride_vh, inside)
-
-
-@triton.jit
 def decode_kernel(
     q, k_pages, v_pages, sinks, out, lse, part_out, part_m, part_den, kv_lens, page_table, key_scales, value_scales,
     window, scale_log2,
@@ -77,7 +50,7 @@ def decode_kernel(
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SINK_FIRST: tl.constexpr, LSE: tl.constexpr, E4M3: tl.constexpr, PRECISION: tl.constexpr,
-    INTERPRET: tl.constexpr, LATE: tl.constexpr = False, AHEAD: tl.constexpr = False,
+    INTERPRET: tl.constexpr, LATE: tl.constexpr = False,
 ):
     """Grid (splits, key heads, batch). part_out [B, Hq, SPLITS, D] fp32, part_m and part_den [B, Hq, SPLITS] fp32.
     key_scales, value_scales: [Hkv] fp32, read with E4M3 pages alone."""
@@ -85,9 +58,6 @@ def decode_kernel(
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
     if OVERLAPS:
-        if AHEAD:
-            _prefetch_keys(k_pages, v_pages, kv_lens, page_table, window, stride_kp, stride_kt, stride_kh, stride_vp,
-                           stride_vt, stride_vh, stride_table, BLOCK_N, SPLITS, WINDOWED, PAGE_SIZE)
         tl.extra.cuda.gdc_wait()
         if not LATE:
             tl.extra.cuda.gdc_launch_dependents()

@@ -24,13 +24,11 @@ FORMS = {"fp8": 0, "mxfp4": 1}
 @dataclass(frozen=True)
 class Tuning:
     """How `decode_gemm.cu` is compiled: warpgroups that multiply (2, or for MXFP4 4), narrow products for at most eight
-    tokens, what can be prepared before the kernel in front has ended, and how many of the next product's rows each CTA
-    asks to the L2 (the first product of a layer alone)."""
+    tokens, and whether what can be is prepared before the kernel in front has ended."""
 
     warpgroups: int = 2
     narrow: bool = False
     prepared: bool = False
-    next_rows: int = 0
 
     @property
     def threads(self) -> int:
@@ -43,13 +41,12 @@ TUNED = {"fp8": Tuning(), "mxfp4": Tuning(4, narrow=True, prepared=True)}
 
 
 def decode_defines(n: int, k: int, form: str, *, swiglu: bool, alpha: float = 1.702, limit: float = 7.0,
-                   tuning: Tuning | None = None, following: bool = False) -> tuple[tuple[str, object], ...]:
-    """The compile-time constants of one specialisation of `decode_gemm.cu`. following: the next product's weights are
-    known."""
+                   tuning: Tuning | None = None) -> tuple[tuple[str, object], ...]:
+    """The compile-time constants of one specialisation of `decode_gemm.cu`. tuning: by default the form's of TUNED."""
     chosen = tuning or TUNED[form]
     return (("N", n), ("K", k), ("FORM", FORMS[form]), ("EPILOGUE", int(swiglu)), ("ALPHA", f"{float(alpha)!r}f"),
             ("LIMIT", f"{float(limit)!r}f"), ("WARPGROUPS", chosen.warpgroups), ("NARROW", int(chosen.narrow)),
-            ("PREPARED", int(chosen.prepared)), ("NEXT_ROWS", chosen.next_rows if following else 0))
+            ("PREPARED", int(chosen.prepared)))
 
 
 def decode_gemm(
@@ -61,7 +58,6 @@ def decode_gemm(
     *,
     gather: bool = False,
     overlapping: bool = False,
-    following: torch.Tensor | None = None,
     swiglu: bool = False,
     alpha: float = 1.702,
     limit: float = 7.0,
@@ -72,7 +68,6 @@ def decode_gemm(
     fp32, any strides. matrices: E of [N, K], "fp8" or "mxfp4". bias: [E, N] fp32. routing: with align 16.
     overlapping: may start before the kernel launched last has ended; without `swiglu` its weights are then asked for at
     once, and that kernel must not be what wrote `routing`.
-    following: the values of the next product's matrices, E of [K, N / 2] in the same form, to be asked to the L2 early.
     K a multiple of 64 up to 4096, N of 64. Returns y [rows, N] bf16, or with `swiglu` h [rows, N/2] e4m3 and its scale
     [rows, ceil(N/256)] fp32. Padding rows of the result hold anything.
     """
@@ -93,27 +88,21 @@ def decode_gemm(
     if not (x.is_contiguous() and values.is_contiguous() and scales.is_contiguous() and bias.is_contiguous()):
         raise ValueError("decode_gemm: x, weights, scales and bias must be contiguous; one of them is not")
     device = x.device.index or 0
-    if following is not None and following.numel() != e * k * (n // 2) * row_bytes // k:
-        raise ValueError(f"decode_gemm: the next weights are {list(following.shape)}; {e} of [{k}, {n // 2}] are "
-                         "needed")
-    tuning = TUNED[matrices.form]
-    kernel = _kernel(n, k, matrices.form, swiglu, alpha, limit, tuning, following is not None, device)
+    kernel = _kernel(n, k, matrices.form, swiglu, alpha, limit, device)
     rows, out_scale = routing.rows, x_scale                             # passed, not written without swiglu
     if swiglu:
         out = torch.empty(rows, n // 2, dtype=torch.float8_e4m3fn, device=x.device)
         out_scale = empty_scales(rows, n // 2, x.device)
     else:
         out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
-    driver.launch(kernel, gemm_cuda.multiprocessors(device), tuning.threads, [
+    driver.launch(kernel, gemm_cuda.multiprocessors(device), TUNED[matrices.form].threads, [
         driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128), x, x_scale, *x_scale.stride(),
         routing.token_of if gather else 0, scales, bias, routing.tile_expert, routing.tile_rows,
-        routing.tile_expert.shape[0], out, out_scale, out_scale.stride(1),
-        0 if following is None else following], overlapping)
+        routing.tile_expert.shape[0], out, out_scale, out_scale.stride(1)], overlapping)
     return (out, out_scale) if swiglu else out
 
 
 @functools.cache
-def _kernel(n: int, k: int, form: str, swiglu: bool, alpha: float, limit: float, tuning: Tuning, following: bool,
-            device: int) -> driver.Kernel:
-    return driver.load("decode_gemm.cu", "decode_gemm", decode_defines(
-        n, k, form, swiglu=swiglu, alpha=alpha, limit=limit, tuning=tuning, following=following), device)
+def _kernel(n: int, k: int, form: str, swiglu: bool, alpha: float, limit: float, device: int) -> driver.Kernel:
+    return driver.load("decode_gemm.cu", "decode_gemm", decode_defines(n, k, form, swiglu=swiglu, alpha=alpha,
+                                                                       limit=limit), device)

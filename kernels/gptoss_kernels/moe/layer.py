@@ -3,8 +3,9 @@
     out = x + sum_k weight_k * (down_k(swiglu(gate_up_k(RMSNorm(x)) + bias)) + bias)
 
 Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device,
-so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2, quantise 1, GEMM 2, combine 1.
-Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form; above, the tensor-core form with SwiGLU fused.
+so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2 or 3, quantise 1 (up to 128 tokens
+a part of the routing), GEMM 2, combine 1. Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form;
+above, the tensor-core form with SwiGLU fused.
 `choose("moe_layer", backend, device=..., expert_form=..., dtype=..., hidden_size=...)` decides once and says why.
 The same backends serve the operation "moe", the experts alone after a router of the caller's.
 """

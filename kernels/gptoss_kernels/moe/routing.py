@@ -445,9 +445,15 @@ def choose_config(tokens: int) -> dict[str, int]:
     return {"BLOCK_T": 64, "BLOCK_H": 128 if tokens <= 8192 else 64, "num_warps": 8, "num_stages": 3}
 
 
-def place_config(block_t: int) -> dict[str, int]:
-    """CHUNK, the blocks of `block_t` tokens that a program of `_place_kernel` sums at once, and its warps."""
-    return {"CHUNK": 32, "num_warps": 4}
+def place_config(block_t: int, top: int) -> dict[str, int]:
+    """Tile and launch options of `_place_kernel` for blocks of `block_t` tokens with `top` experts each. CHUNK: blocks
+    that a program sums at once; `_place_scanned_kernel` takes the others."""
+    return {"BLOCK_T": block_t, "SLOTS": triton.next_power_of_2(min(64, block_t * top)), "CHUNK": 32, "num_warps": 4}
+
+
+def scan_config() -> dict[str, int]:
+    """Experts of a program of `_scan_kernel`, blocks that it takes at once, and its warps."""
+    return {"EXPERTS": 8, "CHUNK": 512, "num_warps": 4}
 
 
 def route(
@@ -530,7 +536,7 @@ def route(
 def place(
     ids: torch.Tensor, weights: torch.Tensor, num_experts: int, *, first_expert: int = 0, align: int = 128
 ) -> Routing:
-    """Lay out the rows of choices that were made elsewhere. Two launches.
+    """Lay out the rows of choices that were made elsewhere. Two launches, three above 8,192 tokens.
 
     ids: [T, k] int32 or int64, global expert ids. weights: [T, k]. num_experts: experts held here, from
     first_expert on; rows of others get no place. align: as in `route`.
@@ -554,15 +560,15 @@ def _place_blocks(ids, block_counts, outputs, t: int, local: tuple[int, int], ti
                   **shared) -> None:
     """Launch what follows the counts of blocks of `block_t` tokens. block_counts: [blocks + 1, BLOCK_E] int32."""
     blocks = block_counts.shape[0] - 1
-    config = {**place_config(block_t), "BLOCK_T": block_t,
-              "SLOTS": triton.next_power_of_2(min(64, block_t * shared["TOP"])), **shared, **OVERLAPPING}
+    config = {**place_config(block_t, shared["TOP"]), **shared, **OVERLAPPING}
     given = (ids, block_counts, *outputs, t, blocks, *local, tiles)
     if blocks <= SCANNED_BLOCKS:
         _place_kernel[(blocks,)](*given, **config)
         return
     del config["CHUNK"]
-    _scan_kernel[(shared["BLOCK_E"] // 8,)](block_counts, blocks, BLOCK_E=shared["BLOCK_E"], EXPERTS=8, CHUNK=512,
-                                            num_warps=4, **OVERLAPPING)
+    scan = scan_config()
+    _scan_kernel[(shared["BLOCK_E"] // scan["EXPERTS"],)](block_counts, blocks, BLOCK_E=shared["BLOCK_E"], **scan,
+                                                          **OVERLAPPING)
     _place_scanned_kernel[(blocks,)](*given, **config)
 
 

@@ -8,7 +8,7 @@ import triton
 from gptoss_kernels.ahead import Resources, compile_kernel
 from gptoss_kernels.moe import routing
 from gptoss_kernels.projection.few import few_config, few_linear_kernel
-from gptoss_kernels.projection.norm import norm_residual_kernel
+from gptoss_kernels.projection.norm import norm_residual_config, norm_residual_kernel
 from gptoss_kernels.rope.cache import rope_cache_kernel, rope_config
 
 _OPTIONS = ("num_warps", "num_stages")
@@ -21,8 +21,7 @@ _INT32 = ("positions", "slots", "rows", "ids_ptr", "real_ptr", "row_of_ptr", "to
 
 def compile_norm_residual(hidden: int, *, bias: bool = True) -> Resources:
     """RMSNorm of bf16 rows, with x + bias beside it or alone."""
-    return _compile(norm_residual_kernel, {"H": hidden, "H_PAD": triton.next_power_of_2(hidden), "BIAS": bias,
-                                           "EPS": 1e-5, "num_warps": 8})
+    return _compile(norm_residual_kernel, {"H": hidden, "BIAS": bias, "EPS": 1e-5, **norm_residual_config(hidden)})
 
 
 def compile_rope_cache(
@@ -58,11 +57,14 @@ def compile_routing(experts: int, hidden: int, tokens: int) -> list[Resources]:
             **place, **choice, "BLOCK_T": few, "SLOTS": max(16, few * 4),
             "num_warps": 1 if tokens <= 2 else 4})]
     first = (_compile(routing._choose_one_kernel, {**choice, "num_warps": 1}) if one
-             else _compile(routing._choose_kernel, {**norm, **choice, "BLOCK_T": 64, "BLOCK_H": 128, "num_warps": 8,
-                                                    "num_stages": 3}))
-    slots = triton.next_power_of_2(min(64, (1 if one else 64) * 4))
-    return [*logits, first, _compile(routing._place_kernel, {**place, "BLOCK_T": 1 if one else 64, "CHUNK": 32,
-                                                             "SLOTS": slots, "num_warps": 4})]
+             else _compile(routing._choose_kernel, {**norm, **choice, **routing.choose_config(tokens)}))
+    block_t = 1 if one else routing.choose_config(tokens)["BLOCK_T"]
+    place |= routing.place_config(block_t, place["TOP"])
+    if triton.cdiv(tokens, block_t) <= routing.SCANNED_BLOCKS:
+        return [*logits, first, _compile(routing._place_kernel, place)]
+    del place["CHUNK"]
+    return [*logits, first, _compile(routing._scan_kernel, {"BLOCK_E": block_e, **routing.scan_config()}),
+            _compile(routing._place_scanned_kernel, place)]
 
 
 def _compile(kernel: triton.JITFunction, given: Mapping[str, object], types: Mapping[str, str] | None = None

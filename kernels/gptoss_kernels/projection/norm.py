@@ -34,6 +34,11 @@ def norm_residual_kernel(x_ptr, gain_ptr, bias_ptr, normed_ptr, shifted_ptr, H: 
         tl.store(shifted_ptr + row * H + h, to_dtype(x + bias, shifted_ptr.dtype.element_ty), mask=h < H)
 
 
+def norm_residual_config(h: int) -> dict[str, int]:
+    """Lanes of a program of `norm_residual_kernel`, which holds a row of h columns, and its warps."""
+    return {"H_PAD": triton.next_power_of_2(h), "num_warps": 8 if h > 1024 else 4}
+
+
 @register("norm_residual", "triton", rank=100, obstacle=triton_obstacle)
 def norm_residual_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
@@ -50,7 +55,7 @@ def norm_residual_triton(
     shifted = None if bias is None else torch.empty_like(x)
     norm_residual_kernel[(t,)](
         x, weight, x if bias is None else bias, normed, normed if shifted is None else shifted, H=h,
-        H_PAD=triton.next_power_of_2(h), BIAS=bias is not None, EPS=eps, num_warps=8 if h > 1024 else 4)
+        BIAS=bias is not None, EPS=eps, **norm_residual_config(h))
     return normed, shifted
 
 

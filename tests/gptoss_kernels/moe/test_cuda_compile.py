@@ -46,12 +46,11 @@ def test_where_a_product_can_go(wrong, message):
 
 @needs_nvcc
 @pytest.mark.parametrize(("form", "tuning"), [
-    *((form, tuning) for form in FORMS for tuning in (Tuning(), Tuning(narrow=True, prepared=True, next_rows=128))),
-    ("mxfp4", Tuning(4, prepared=True)), ("mxfp4", Tuning(4, narrow=True, prepared=True, next_rows=128))])
+    *((form, tuning) for form in FORMS for tuning in (Tuning(), Tuning(narrow=True, prepared=True))),
+    ("mxfp4", Tuning(4, prepared=True)), ("mxfp4", Tuning(4, narrow=True, prepared=True))])
 @pytest.mark.parametrize(("n", "swiglu"), [(5760, True), (2880, False)])
 def test_decode_gemm(form, tuning, n, swiglu):
-    _, used = driver.compile_nvcc("decode_gemm.cu", dict(decode_defines(n, 2880, form, swiglu=swiglu, tuning=tuning,
-                                                                       following=swiglu)))
+    _, used = driver.compile_nvcc("decode_gemm.cu", dict(decode_defines(n, 2880, form, swiglu=swiglu, tuning=tuning)))
     print("decode_gemm", form, tuning, n, swiglu, used)
     assert used["spill_stores"] == used["spill_loads"] == 0
     assert used["registers"] <= DECODE_REGISTERS and tuning.threads * used["registers"] <= 65536

@@ -12,28 +12,20 @@ from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.quant import dequantise_groups, quantise_groups
 
 RUN = """
-extern "C" int run(int blocks, const void* w, int w_rows, const void* x, const void* x_scale, long long scale_row,
-                   long long scale_group, const void* token_of, const void* w_scale, const void* bias,
-                   const void* tile_expert, const void* tile_rows, int tiles, void* out, void* out_scale,
-                   int out_scale_stride, const void* next, int next_bytes) {
+extern "C" void run(int blocks, const void* w, int w_rows, const void* x, const void* x_scale, long long scale_row,
+                    long long scale_group, const void* token_of, const void* w_scale, const void* bias,
+                    const void* tile_expert, const void* tile_rows, int tiles, void* out, void* out_scale,
+                    int out_scale_stride) {
     TensorMap map = {(const uint8*)w, w_rows, ROW_BYTES};
     together = THREADS;
-    prefetched.clear();
     run_grid(blocks, THREADS + PRODUCER, decode_gemm, map, (const uint8*)x, (const float*)x_scale, scale_row,
              scale_group, (const int*)token_of, w_scale, (const float*)bias, (const int*)tile_expert,
-             (const int*)tile_rows, tiles, out, (float*)out_scale, out_scale_stride, (const uint8*)next);
-    int total = 0;
-    for (auto [from, bytes] : prefetched) {
-        long long at = from - (const uint8*)next;
-        if (bytes % 16 || at % 16 || at < 0 || at + bytes > next_bytes) return -1;
-        total += bytes;
-    }
-    return total;
+             (const int*)tile_rows, tiles, out, (float*)out_scale, out_scale_stride);
 }
 """
 N, K, E = 320, 320, 3                       # the last item and the last 128 columns are half
 TILES = [(2, 3), (0, 16), (0, 5), (-1, 0)]  # expert and rows: narrow, full, more of the same expert, nothing
-TUNINGS = {"plain": Tuning(), "narrow": Tuning(narrow=True, prepared=True, next_rows=24)}
+TUNINGS = {"plain": Tuning(), "narrow": Tuning(narrow=True, prepared=True)}
 FOUR = {"four": Tuning(4), "four narrow": Tuning(4, narrow=True, prepared=True)}
 
 
@@ -54,21 +46,18 @@ def test_decode_gemm(on_host, form, name, is_swiglu):
     x, x_scale = quantise_groups(torch.randn(7 if is_swiglu else rows, K, generator=g))
     token_of = torch.randint(0, 7, (rows,), generator=g, dtype=torch.int32)
     bias = torch.randn(E, N, generator=g)
-    following = torch.zeros(E, K, w.values[0].nbytes // N * (N // 2) // K, dtype=torch.uint8)
     expert, real = (torch.tensor(column, dtype=torch.int32) for column in zip(*TILES, strict=True))
-    defines = decode_defines(N, K, form, swiglu=is_swiglu, tuning=tuning, following=is_swiglu)
+    defines = decode_defines(N, K, form, swiglu=is_swiglu, tuning=tuning)
     run = on_host("decode_gemm.cu", RUN, defines).run
     out = torch.full((rows, N // 2), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)      # NaN
     out_scale = torch.full((-(-N // 256), rows), torch.nan)
     if not is_swiglu:
         out = torch.full((rows, N), torch.nan, dtype=torch.bfloat16)
-    values, given, given_scale, gathered, scales, biases, experts, reals, y, y_scale, later = (
+    values, given, given_scale, gathered, scales, biases, experts, reals, y, y_scale = (
         ctypes.c_void_p(t.data_ptr()) for t in
-        (w.values, x, x_scale, token_of, w.scales, bias, expert, real, out, out_scale, following))
-    asked = run(2, values, E * N, given, given_scale, *map(ctypes.c_longlong, x_scale.stride()),
-                gathered if is_swiglu else None, scales, biases, experts, reals, len(TILES), y, y_scale, rows, later,
-                following.nbytes)
-    assert asked == (2 * tuning.next_rows * following.shape[2] if is_swiglu else 0)       # of two CTAs
+        (w.values, x, x_scale, token_of, w.scales, bias, expert, real, out, out_scale))
+    run(2, values, E * N, given, given_scale, *map(ctypes.c_longlong, x_scale.stride()),
+        gathered if is_swiglu else None, scales, biases, experts, reals, len(TILES), y, y_scale, rows)
     wide = dequantise_groups(x, x_scale)
     for tile, (e, count) in enumerate(TILES):
         at = torch.arange(tile * TILE, tile * TILE + count)

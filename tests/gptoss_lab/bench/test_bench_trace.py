@@ -53,6 +53,7 @@ def test_table_by_kind():
     ("prefill_kernel", "attention"), ("decode_kernel", "attention"), ("merge_kernel", "attention"),
     ("void kernel_mha<...>", "attention"), ("decode_gemm", "e4m3 and MXFP4 products"),
     ("_choose_and_place_kernel", "routing"), ("_place_kernel", "routing"), ("_logits_kernel", "routing"),
+    ("_scan_kernel", "routing"), ("_place_scanned_kernel", "routing"),
     ("_combine_kernel", "combine"), ("rope_cache_kernel", "rope and cache"), ("norm_residual_kernel", "norm"),
     ("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", "dense products"), ("sm90_xmma_gemm_bf16bf16", "dense products"),
     ("void at::native::index_elementwise_kernel", "copies"), ("something_else", "other"),

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from gptoss_kernels.moe import gemm_cuda
+from gptoss_kernels.moe.combine import combine_config
 from gptoss_kernels.moe.cuda import driver
-from gptoss_kernels.quant.norm_quant import empty_scales
+from gptoss_kernels.projection.norm import norm_residual_config
+from gptoss_kernels.quant.norm_quant import empty_scales, norm_quantise_config
 from gptoss_lab.bench import tune
-from gptoss_lab.bench.tune_launches import CASES, KERNELS, OURS, THEIRS, Case, launches
+from gptoss_lab.bench.tune_launches import CASES, KERNELS, OURS, THEIRS, Case, chosen, launches
 from gptoss_lab.cli.main import main
 
 HERE = Path(__file__).parent
@@ -36,27 +38,27 @@ def test_what_suits_7168_fits_it_and_what_is_chosen_fits_2880():
                if not launch.options["padded"]}
     theirs, ours = by_made[THEIRS]["columns"], by_made[OURS]["columns"]
     assert 7168 % theirs == 4096 % theirs == 0 and 2880 % ours == 5760 % ours == 0 and 2880 % theirs and 7168 % ours
-    for kernel in ("norm and quantise", "norm and residual"):
-        blocks = {made: {one.options["block"] for one in launches(Case(kernel, 1)) if one.made_for == made}
-                  for made in (THEIRS, OURS)}
-        assert blocks == {THEIRS: {8192}, OURS: {4096}}
+    for case in (Case("norm and quantise", 8192, 128), Case("norm and residual", 8192), Case("combine", 8192, 128)):
+        lanes = {one.made_for: one.name.split(",")[0] for one in launches(case)}
+        assert (lanes[THEIRS], lanes[OURS]) == ("8192 lanes", "4096 lanes")
+    chunked = {one.made_for: one.options for one in launches(Case("norm and quantise", 8192))}
+    assert chunked[OURS]["GROUPS"] * 128 * 3 >= 2880 and chunked[THEIRS]["maxnreg"] > chunked[OURS]["maxnreg"]
     few = {launch.made_for: launch.options["BLOCK_N"] for launch in launches(Case("few-token output", 8))}
     assert few == {THEIRS: 32, OURS: 16}
 
 
 def test_the_chosen_launches_are_the_ones_the_kernels_take():
     """Otherwise "after" would be something that never runs."""
-    source = {name: (Path(tune.__file__).parents[2] / "kernels/gptoss_kernels" / name).read_text()
-              for name in ("moe/combine.py", "quant/norm_quant.py", "projection/norm.py")}
-    assert "min(1024, triton.next_power_of_2(h))" in source["moe/combine.py"]
-    assert "GROUPS=triton.next_power_of_2(-(-h // 128))" in source["quant/norm_quant.py"]
-    assert all("num_warps=4" in source[name] for name in ("moe/combine.py", "quant/norm_quant.py"))
-    assert "num_warps=8 if h > 1024 else 4" in source["projection/norm.py"]
-    chosen = {kernel: next(one.options for one in launches(Case(kernel, 8192)) if one.chosen) for kernel in KERNELS}
-    assert chosen["combine"] == {"block": 1024, "warps": 4}
-    assert chosen["norm and quantise"] == {"block": 4096, "warps": 4}
-    assert chosen["norm and residual"] == {"block": 4096, "warps": 8}
-    assert chosen["down product"]["columns"] == gemm_cuda.CHOSEN_COLUMNS == 192
+    for tokens in (1, 8192):
+        for experts in (0, 128):
+            assert chosen(Case("norm and quantise", tokens, experts)).options == norm_quantise_config(
+                tokens, 2880, experts > 0)
+        assert chosen(Case("combine", tokens, 128)).options == combine_config(tokens, 2880)
+        assert chosen(Case("norm and residual", tokens)).options == norm_residual_config(2880)
+    assert chosen(Case("down product", 8192, 128)).options["columns"] == gemm_cuda.CHOSEN_COLUMNS == 192
+    names = [chosen(Case("norm and quantise", 8192, experts)).name for experts in (0, 128)]
+    assert [*names, chosen(Case("combine", 8192, 128)).name] == [
+        "1024 lanes, 2 warps", "4096 lanes, 4 warps", "4096 lanes, 4 warps"]
 
 
 def test_every_launch_gives_the_right_result_without_a_gpu():

@@ -52,7 +52,8 @@ def test_the_sum_of_the_bounds_is_above_the_bound_of_the_step_and_near_it_where_
 
 def test_grids_by_hand():
     first = {one.what: one for one in profile_kernels.prefill(BIG, 8192)}
-    assert first["norm and quantise, placed"].grid == (8192,) and first["combine, residual included"].grid == (8192, 3)
+    assert first["norm and quantise, placed"].grid == (8192,) and first["combine, residual included"].grid == (8192, 1)
+    assert first["norm and quantise, before QKV"].threads == 64 and first["quantise, before the output"].threads == 128
     assert first["rope and cache, full"].grid == (8192 // 8, 8 + 2)             # 8 tokens of 8 heads of 32 pairs
     assert first["attention, window"].grid == (8192 // 8, 8) and first["attention, full"].grid == (132,)
     assert first["choose experts"].grid == (128,) and first["gate/up product"].threads == 384
@@ -62,7 +63,19 @@ def test_grids_by_hand():
     logits = "router logits and quantised rows"                                 # 2 or 8 experts a program, and the row
     assert one["attention, window"].grid == (1, 8, 1) and one[logits].grid == (1, 128 // 2 + 1)
     assert many[logits].grid == (32, 128 // 8 + 1) and one["choose and place"].grid == (1,)
-    assert many["choose experts"].grid == (32,)
+    assert many["choose experts"].grid == (32,) and many["combine, residual included"].grid == (32, 3)
+    assert one["gate/up product"].threads == 288
+    routing = {tokens: [(x.kernel, x.grid) for x in profile_kernels.prefill(BIG, tokens) if x.kind == "routing"]
+               for tokens in (8192, 32768)}
+    assert routing == {8192: [("_choose_kernel", (128,)), ("_place_kernel", (128,))], 32768: [
+        ("_choose_kernel", (512,)), ("_scan_kernel", (16,)), ("_place_scanned_kernel", (512,))]}
+
+
+def test_the_output_product_of_a_prompt_reads_and_writes_the_stream():
+    bytes_of = {x.what: x.bytes for x in profile_kernels.prefill(BIG, 8192)}
+    assert bytes_of["output product, residual included"] == pytest.approx(
+        8192 * (4096 + 4 * 32 + 2 * 2 * 2880) + 2880 * 4096, rel=1e-3)
+    assert not any("add the residual" in what for what in bytes_of)
 
 
 def test_bounds_and_limits():

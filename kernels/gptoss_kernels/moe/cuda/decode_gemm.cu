@@ -8,7 +8,7 @@
 // x is e4m3 with one scale per row and 128 columns. Accumulators are fp32 and start from the bias.
 //
 // One thread keeps a deep ring of weight stages on the way from memory (TMA), across the borders of work items, and so the
-// memory busy while the two multiplying warpgroups stage tokens or finish results. The weights are the 64-row operand of
+// memory busy while the multiplying warpgroups stage tokens or finish results. The weights are the 64-row operand of
 // wgmma and the tokens the 16-column one: e4m3 weights are read where they lie; MXFP4 words go through registers, which
 // that operand may also come from. All 32 columns of a product are one MXFP4 group; which k a byte belongs to does not
 // matter to a product as long as both operands agree, so the tokens of a group are laid out evens first, then odds.
@@ -18,13 +18,11 @@
 //
 // WARPGROUPS: that multiply, 2 or 4. Where four have two times 64 rows (MXFP4 alone), two of them take one half of each stage's
 // columns and two the other, and the sums meet in shared memory. NARROW: a tile of at most eight tokens is a product of eight
-// columns. PREPARED: the map is fetched and the barriers stand before the kernel in front has ended. NEXT_ROWS: of the second
-// product's first item of this CTA, so many weight rows are asked to the L2 as soon as all of the first's are on their way:
-// memory has work while the first product ends and the second begins.
+// columns. PREPARED: the map is fetched and the barriers stand before the kernel in front has ended.
 //
 // EPILOGUE 0: y as bf16; a work item is 128 weight rows. EPILOGUE 1: clamped SwiGLU on interleaved gate/up and e4m3 with a
 // scale per 128; an item is 256 weight rows, one scale group.
-// Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT, WARPGROUPS, NARROW, PREPARED, NEXT_ROWS. N and K are multiples of 64.
+// Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT, WARPGROUPS, NARROW, PREPARED. N and K are multiples of 64.
 #include "hopper.cuh"
 
 constexpr int PRODUCER = WARPGROUPS == 4 ? 128 : 32;                    // threads; registers move between whole warpgroups
@@ -69,17 +67,7 @@ DEVICE int count_tiles(const int* tile_expert, int tiles) {
     return mine;
 }
 
-// What this CTA's first item of the next product begins with; that one has K rows an expert, of N / 2 columns.
-DEVICE void prefetch_next(const uint8* next, const int* tile_expert, int live) {
-    constexpr int ITEM = 128, ITEMS = (K + ITEM - 1) / ITEM, BYTES = ROW_BYTES * (long long)(N / 2) / K, PIECE = 8;
-    int item = blockIdx.x, n0 = item % ITEMS * ITEM, rows = min(NEXT_ROWS, K - n0);
-    if (item >= live * ITEMS) return;
-    const uint8* from = next + ((long long)__ldg(tile_expert + item / ITEMS) * K + n0) * BYTES;
-    for (int r = 0; r < rows; r += PIECE) prefetch_bulk(from + (long long)r * BYTES, min(PIECE, rows - r) * BYTES);
-}
-
-DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_expert, const uint8* next, uint32 data,
-                    Shared& s) {
+DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_expert, uint32 data, Shared& s) {
     Turn<STAGES> turn;
     Turn<2> at;
     for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
@@ -99,7 +87,6 @@ DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_
             for (int r = 0; r < rows; r += 64) tma_load(map, to + r * 128, bar, i * 128, e * N + n0 + r);
         }
     }
-    if (NEXT_ROWS > 0) prefetch_next(next, tile_expert, s.live);
 }
 
 // [64-row half][fragment]: fragment 4 t + i is row + 8 (i / 2), token 8 t + 2 q + i % 2.
@@ -344,7 +331,7 @@ DEVICE void consume(const Tokens& tokens, const float* block_scales, const float
 extern "C" __global__ void __launch_bounds__(THREADS + PRODUCER, 1)
 decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* x_scale, long long scale_row,
             long long scale_group, const int* token_of, const void* w_scale, const float* bias, const int* tile_expert,
-            const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride, const uint8* next) {
+            const int* tile_rows, int tiles, void* out, float* out_scale, int out_scale_stride) {
     DYNAMIC_SHARED(raw);
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES);
     if (EPILOGUE == 1 && !PREPARED) wait_for_previous();                // a layer's first product: that is the routing
@@ -368,7 +355,7 @@ decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* 
     let_next_start();
     __syncthreads();
     auto load = [&] {
-        if (threadIdx.x == THREADS) produce(&map, (const uint8*)w_scale, tile_expert, next, shared_address(raw), s);
+        if (threadIdx.x == THREADS) produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
     };
     auto multiply = [&] {
         consume({x, x_scale, scale_row, scale_group, token_of}, (const float*)w_scale, bias, tile_expert, tile_rows, out,

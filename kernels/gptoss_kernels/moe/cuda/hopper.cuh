@@ -86,12 +86,6 @@ DEVICE void tma_load_5d_multicast(const TensorMap* map, uint32 to, uint32 bar, i
                  "h"(mask), "r"(0) : "memory");
 }
 
-// `bytes` contiguous bytes (a multiple of 16, aligned to 16) to the L2, for a later kernel.
-DEVICE void prefetch_bulk(const void* from, uint32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-                 ::"l"((uint64)__cvta_generic_to_global(from)), "r"(bytes) : "memory");
-}
-
 DEVICE uint32 load_shared(uint32 from) {
     uint32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from));

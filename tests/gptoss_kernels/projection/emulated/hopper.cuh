@@ -160,8 +160,6 @@ inline void bulk_load(const void* from, uint32 to, uint32 bar, uint32 bytes) {
     std::memcpy(shared_memory + to, from, bytes);
     change(bar, 0, -(int)bytes);
 }
-inline std::vector<std::pair<const uint8*, uint32>> prefetched;
-inline void prefetch_bulk(const void* from, uint32 bytes) { prefetched.emplace_back((const uint8*)from, bytes); }
 
 inline void async_fence() {}
 template <int COUNT> void registers_grow() {}

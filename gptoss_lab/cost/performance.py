@@ -165,8 +165,7 @@ def calibrate(rows: Iterable[Mapping[str, Any]], engine: str = ENGINE) -> Perfor
         if "collectives" not in _touched(lines):
             lines += _figures(("all_reduce",), KERNEL_WEIGHT)
             basis = "calibrated on data/measured, all-reduces on figures of two GPUs without raw readings"
-        touched = _touched(lines)
-        names = [name for name in COLUMNS if name not in _OPTIONAL or name in touched]
+        names = [name for name in COLUMNS if name not in _OPTIONAL or _told_apart(name, lines)]
         passes[phase] = _pass_model(phase, lines, whole, {name: (name,) for name in names})
     return PerformanceModel("this engine", basis, passes, missing)
 
@@ -268,6 +267,13 @@ def _figures(beginnings: tuple[str, ...], weight: float) -> list[Equation]:
 def _touched(lines: Iterable[Equation]) -> set[str]:
     """Columns with an amount in some line that is not held out."""
     return {name for line in lines if not line.held_out for name, amount in line.amounts.items() if amount}
+
+
+def _told_apart(optional: str, lines: Iterable[Equation]) -> bool:
+    """Whether the lines that the fit sees say anything of an optional column: between two ranks one shot moves just
+    what `link` counts, so such lines alone would share the cost among the two at random and charge it twice beyond."""
+    return any(line.amounts.get(optional, 0) not in (0, line.amounts.get("link")) for line in lines
+               if not line.held_out)
 
 
 def _too_few(phase: str, seen: int, held: int) -> str:

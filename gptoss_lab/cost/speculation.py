@@ -120,17 +120,24 @@ def best_draft_tokens(
     return best, gains[best]
 
 
+ONE_GPU = {"ep": 1, "dp": 1, "tp": 1}
+"""The plan of a row that names none."""
+
+
 def measured_step_seconds(
     rows: Iterable[Mapping[str, Any]], model: str, batch: int, tokens: int, **where: Any
 ) -> float:
     """Seconds of one measured decode step from result rows (suite 'decode', metric 'ms_per_step').
 
-    where: further keys or conditions, such as backend=..., tp=... CostError unless exactly one row has a value.
+    where: further keys or conditions, such as backend=..., tp=...; a row of one GPU is meant unless it says otherwise.
+    CostError unless exactly one row has a value.
     """
-    wanted = {"suite": "decode", "metric": "ms_per_step", "model": model, "batch": batch, "tokens": tokens, **where}
+    wanted = {"suite": "decode", "metric": "ms_per_step", "model": model, "batch": batch, "tokens": tokens,
+              **ONE_GPU, **where}
     found = [
         row for row in rows
-        if row["value"] is not None and all(row.get(k, row["conditions"].get(k)) == v for k, v in wanted.items())
+        if row["value"] is not None
+        and all(row.get(k, row["conditions"].get(k, ONE_GPU.get(k))) == v for k, v in wanted.items())
     ]
     if len(found) != 1:
         raise CostError(f"{len(found)} measured rows match {wanted}; exactly one is expected")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from gptoss_lab.cost.equations import plan_of
 from gptoss_lab.viz.profile_kernels import Launch
 from gptoss_lab.viz.table import Table, table
 
@@ -65,12 +66,14 @@ def _reason(launch: Launch) -> str:
 
 
 def steps_table(rows: Iterable[Row], wanted: Sequence[tuple[str, str, int, int]]) -> Table:
-    """Whole steps: wanted is (suite, model, tokens, batch); the last row of the fast forward for each form, or none."""
+    """Whole steps of one GPU: wanted is (suite, model, tokens, batch); the last row of the fast forward for each form,
+    or none."""
     rows, lines = [row for row in rows if row["backend"].startswith("fast")], []
     for suite, model, tokens, batch in wanted:
         key = {"model": model, "tokens": tokens, "batch": batch}
         found = {row["backend"]: row for row in rows if row["suite"] == suite and row["metric"] in (
-            "seconds", "ms_per_step") and all(row["conditions"].get(name) == value for name, value in key.items())}
+            "seconds", "ms_per_step") and plan_of(row["conditions"]).world == 1 and all(
+            row["conditions"].get(name) == value for name, value in key.items())}
         name = [suite, model, tokens, batch]
         if not found:
             lines.append([*name, "", "", "no row yet", "", ""])

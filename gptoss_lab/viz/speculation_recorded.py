@@ -58,7 +58,7 @@ def proposals_table(
     for form in ("fp8", "mxfp4"):
         for batch in batches:
             try:
-                step, proposal = (measured_step_seconds(rows, name, batch, tokens, experts=form, ep=1, dp=1, tp=1)
+                step, proposal = (measured_step_seconds(rows, name, batch, tokens, experts=form)
                                   for name in (target, draft))
             except CostError:
                 continue

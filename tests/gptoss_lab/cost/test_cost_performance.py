@@ -5,8 +5,10 @@ from cost_truth import DECODE, EVERYWHERE, MODELS, PREFILL, kernel_rows, recorde
 from gptoss_lab.config import preset
 from gptoss_lab.cost import FP8_EXPERTS, RELEASED, SERVED, CostError, Plan, all_plans, decode_bound, prefill_bound
 from gptoss_lab.cost.figures import read_figures
-from gptoss_lab.cost.performance import PHASES, calibrate, first_able, kernels_alone, published_system
+from gptoss_lab.cost.fit import Equation
+from gptoss_lab.cost.performance import PHASES, _told_apart, calibrate, first_able, kernels_alone, published_system
 from gptoss_lab.cost.published import read_published
+from gptoss_lab.results import read_rows, recorded_folder
 
 BIG, SMALL = preset("gpt-oss-120b"), preset("gpt-oss-20b")
 RECORDED = recorded_kernels()
@@ -97,6 +99,19 @@ def test_without_held_out_rows_the_error_is_said_to_be_unknown():
     model = calibrate(rows).of("decode")
     assert (model.checked, model.median_error, model.worst_error) == ((), None, None)
     assert model.error_sentence() == "no held-out decode row has been measured yet, so the error is not known"
+
+
+def test_sums_of_two_ranks_do_not_speak_of_one_shot_among_four():
+    """Between two ranks both forms move the same bytes: one column takes the cost, and none is charged twice beyond."""
+    def line(ranks, held=False):
+        moved = {"link": 2 * (ranks - 1) / ranks, "link_one_shot": ranks - 1.0}
+        return Equation(f"{ranks} ranks", 1.0, moved, held_out=held)
+
+    assert not _told_apart("link_one_shot", [line(2)]) and not _told_apart("link_one_shot", [line(2), line(4, True)])
+    assert _told_apart("link_one_shot", [line(2), line(4)])
+    assert not _told_apart("collectives_by_extra_rank", [line(4)])
+    recorded = calibrate(read_rows(recorded_folder())).of("prefill")
+    assert "link" in recorded.groups and "link_one_shot" not in recorded.groups
 
 
 def test_one_gpu_rows_alone_take_collectives_from_figures_and_say_so():

@@ -105,10 +105,11 @@ def test_measured_steps_come_from_exactly_one_row():
         return {"suite": "decode", "metric": "ms_per_step", "backend": "ours", "value": value,
                 "conditions": {"model": "gpt-oss-20b", "batch": 1, "tokens": 8192, **conditions}}
 
-    rows = [row(2.5, tp=1), row(1.5, tp=2), row(None, tp=4), {**row(9.0, tp=1), "suite": "prefill"}]
+    rows = [row(2.5), row(1.5, tp=2), row(None, tp=4), {**row(9.0, tp=1), "suite": "prefill"}]
     assert measured_step_seconds(rows, "gpt-oss-20b", 1, 8192, tp=2) == pytest.approx(1.5e-3)
+    assert measured_step_seconds(rows, "gpt-oss-20b", 1, 8192) == pytest.approx(2.5e-3), "of one GPU, if none is named"
     with pytest.raises(CostError, match="2 measured rows"):
-        measured_step_seconds(rows, "gpt-oss-20b", 1, 8192)
+        measured_step_seconds([*rows, row(2.6, tp=1)], "gpt-oss-20b", 1, 8192)
     for unmatched in ({"tp": 4}, {"backend": "theirs"}):
         with pytest.raises(CostError, match="0 measured rows"):
             measured_step_seconds(rows, "gpt-oss-20b", 1, 8192, **unmatched)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gptoss_kernels.moe.cuda import driver
-from gptoss_kernels.moe.decode_cuda import FORMS, Tuning, decode_defines
+from gptoss_kernels.moe.decode_cuda import TUNED, Tuning, decode_defines
 from gptoss_kernels.moe.gemm_cuda import check_out, gemm_defines
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
@@ -45,9 +45,7 @@ def test_where_a_product_can_go(wrong, message):
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("form", "tuning"), [
-    *((form, tuning) for form in FORMS for tuning in (Tuning(), Tuning(narrow=True, prepared=True))),
-    ("mxfp4", Tuning(4, prepared=True)), ("mxfp4", Tuning(4, narrow=True, prepared=True))])
+@pytest.mark.parametrize(("form", "tuning"), [*TUNED.items(), ("mxfp4", Tuning())])
 @pytest.mark.parametrize(("n", "swiglu"), [(5760, True), (2880, False)])
 def test_decode_gemm(form, tuning, n, swiglu):
     _, used = driver.compile_nvcc("decode_gemm.cu", dict(decode_defines(n, 2880, form, swiglu=swiglu, tuning=tuning)))

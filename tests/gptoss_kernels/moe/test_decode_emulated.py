@@ -1,12 +1,12 @@
-"""The decode GEMM run without a GPU (`../projection/emulated/hopper.cuh`): both weight forms and epilogues, every
-tuning, tiles of few and of many tokens, against the plain form. It shows what every thread reads, waits for and writes,
-not how fast."""
+"""The decode GEMM run without a GPU (`../projection/emulated/hopper.cuh`): both weight forms and epilogues, the plain
+and the chosen tunings, tiles of few and of many tokens, against the plain form. It shows what every thread reads, waits
+for and writes, not how fast."""
 import ctypes
 
 import pytest
 import torch
 
-from gptoss_kernels.moe.decode_cuda import TILE, Tuning, decode_defines
+from gptoss_kernels.moe.decode_cuda import TILE, TUNED, Tuning, decode_defines
 from gptoss_kernels.reference.experts import ExpertMatrices, dense_matrix
 from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.quant import dequantise_groups, quantise_groups
@@ -25,8 +25,7 @@ extern "C" void run(int blocks, const void* w, int w_rows, const void* x, const 
 """
 N, K, E = 320, 320, 3                       # the last item and the last 128 columns are half
 TILES = [(2, 3), (0, 16), (0, 5), (-1, 0)]  # expert and rows: narrow, full, more of the same expert, nothing
-TUNINGS = {"plain": Tuning(), "narrow": Tuning(narrow=True, prepared=True)}
-FOUR = {"four": Tuning(4), "four narrow": Tuning(4, narrow=True, prepared=True)}
+FORMS = [("fp8", TUNED["fp8"]), ("mxfp4", Tuning()), ("mxfp4", TUNED["mxfp4"])]
 
 
 def matrices(form, g):
@@ -38,11 +37,10 @@ def matrices(form, g):
 
 
 @pytest.mark.parametrize("is_swiglu", [True, False])
-@pytest.mark.parametrize(("form", "name"), [*(("fp8", name) for name in TUNINGS),
-                                            *(("mxfp4", name) for name in {**TUNINGS, **FOUR})])
-def test_decode_gemm(on_host, form, name, is_swiglu):
-    g = torch.Generator().manual_seed(len(name))
-    tuning, w, rows = {**TUNINGS, **FOUR}[name], matrices(form, g), len(TILES) * TILE
+@pytest.mark.parametrize(("form", "tuning"), FORMS)
+def test_decode_gemm(on_host, form, tuning, is_swiglu):
+    g = torch.Generator().manual_seed(tuning.threads)
+    w, rows = matrices(form, g), len(TILES) * TILE
     x, x_scale = quantise_groups(torch.randn(7 if is_swiglu else rows, K, generator=g))
     token_of = torch.randint(0, 7, (rows,), generator=g, dtype=torch.int32)
     bias = torch.randn(E, N, generator=g)

@@ -18,11 +18,14 @@ extern "C" void run(const void* x, const void* w, const void* scale, const void*
 """
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(1, 8), (8, 8), (11, 16), (32, 32)])
+# Every form that `few_form` takes, and the plain one for few tokens too.
+FORMS = [(1, 8, True, True), (1, 8, False, False), (8, 8, True, True), (8, 8, False, True), (11, 16, False, False),
+         (32, 32, False, False)]
+
+
+@pytest.mark.parametrize(("tokens", "most", "staged", "early"), FORMS)
 @pytest.mark.parametrize("e4m3", [True, False])
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("staged", [True, False])
-@pytest.mark.parametrize("early", [True, False])
 def test_few_linear(on_host, tokens, most, e4m3, normed, staged, early):
     """320 columns: one warp has fewer chunks than the others; the last group of 128 is half."""
     n, k = 144, 320

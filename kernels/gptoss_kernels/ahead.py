@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ALIGNED = [["tt.divisibility", 16]]
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,24 @@ class Resources:
 
 
 def compile_kernel(
-    kernel: triton.JITFunction, types: Mapping[str, str], constants: Mapping[str, object],
-    options: Mapping[str, object], aligned: Iterable[str] = (),
+    kernel: triton.JITFunction, types: Mapping[str, str], given: Mapping[str, object], aligned: Iterable[str] = (),
 ) -> Resources:
     """Compile a Triton kernel.
 
-    types: argument -> type, such as "*bf16"; i32 for those not named. constants: the constexpr arguments, without those
-    that shall have their defaults. options: num_warps and so on. Pointers are taken to be multiples of 16 bytes, and so
-    are the integers named in `aligned`.
+    types: argument -> type, such as "*bf16"; i32 for those not named. given: as at a launch, the constexpr arguments
+    (without those that shall have their defaults) and LAUNCH_OPTIONS. Pointers are taken to be multiples of 16 bytes,
+    and so are the integers named in `aligned`.
     """
-    constants = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default} | dict(constants)
+    options = {name: value for name, value in given.items() if name in LAUNCH_OPTIONS}
+    constants = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default}
+    constants |= {name: value for name, value in given.items() if name not in LAUNCH_OPTIONS}
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
         if signature[name].startswith("*") or (name in aligned and name not in constants):
             attributes[(index,)] = ALIGNED
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return resources(triton.compile(source, target=HOPPER, options=dict(options)))
+    return resources(triton.compile(source, target=HOPPER, options=options))
 
 
 def resources(compiled: triton.compiler.CompiledKernel) -> Resources:

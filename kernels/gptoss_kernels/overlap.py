@@ -3,7 +3,7 @@
 In a decode step a kernel takes two microseconds, and nearly one passes from its last instruction to the first of the
 next. A kernel launched with `**OVERLAPPING` is set up in that time, and with its first line, `after_previous()`, waits
 until everything before it is written: nothing is read or written earlier. The line also lets the next kernel be set up;
-that one, if it was launched so, waits in its turn.
+that one, if it was launched so, waits in its turn. A kernel that shall let it come later makes the two steps apart.
 """
 import torch
 import triton
@@ -16,8 +16,21 @@ OVERLAPPING = {"launch_pdl": True} if OVERLAPS.value else {}
 
 
 @triton.jit
-def after_previous():
-    """Wait for the kernel in front, and let the next one be set up."""
+def wait_for_previous():
+    """Wait for the kernel in front."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start():
+    """The next kernel may be set up once all programs of this one have come here."""
+    if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def after_previous():
+    """Wait for the kernel in front, and let the next one be set up."""
+    wait_for_previous()
+    let_next_start()

@@ -12,8 +12,6 @@ from gptoss_kernels.attention.triton_backend import decode_config, prefill_confi
 from gptoss_kernels.attention.triton_decode import decode_kernel, merge_kernel
 from gptoss_kernels.attention.triton_prefill import next_power_of_two, prefill_kernel
 
-_OPTIONS = ("num_warps", "num_stages", "maxnreg")
-
 
 def compile_prefill(
     layer: LayerKind, *, page_size: int = 0, lse: bool = False, e4m3: bool = False, **changed: int
@@ -86,7 +84,6 @@ def compile_gluon(layer: LayerKind, *, lse: bool = False) -> Resources:
 
 
 def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constants: dict[str, object]) -> Resources:
-    options = {name: constants.pop(name) for name in _OPTIONS if name in constants}
     strides = [name for name in kernel.arg_names if name.startswith("stride")]
     types = {name: "*" + element_types.get(name, "i32") for name in kernel.arg_names if name not in strides}
-    return compile_kernel(kernel, {**types, "scale_log2": "fp32", "window": "i32"}, constants, options, strides)
+    return compile_kernel(kernel, {**types, "scale_log2": "fp32", "window": "i32"}, constants, strides)

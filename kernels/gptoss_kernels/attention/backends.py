@@ -37,14 +37,8 @@ ORDER = {
 }
 
 
-def operation_name(form: str, layer: LayerKind, batch: int | None = None) -> str:
-    """Registry name of a form for a kind of layer, for example "attention.prefill.sliding". batch: sequences of a
-    decode."""
-    return f"{form}.{_kind(form, layer, batch)}"
-
-
 def register_plan(form: str, backend: str, obstacle: Callable[..., str | None]) -> Callable[[type], type]:
-    """Decorator: a plan class is this backend of the form, for full and sliding layers, at the rank of ORDER."""
+    """Decorator: a plan class is this backend of the form, for every kind of layer, at its rank in ORDER."""
 
     def add(plan: type) -> type:
         for (of, kind), order in ORDER.items():

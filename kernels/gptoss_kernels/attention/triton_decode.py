@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.attention.triton_prefill import LN2, LOG2E, _product
-from gptoss_kernels.overlap import OVERLAPS, after_previous
+from gptoss_kernels.overlap import after_previous, let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -57,10 +57,9 @@ def decode_kernel(
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
-    if OVERLAPS:
-        tl.extra.cuda.gdc_wait()
-        if not LATE:
-            tl.extra.cuda.gdc_launch_dependents()
+    wait_for_previous()
+    if not LATE:
+        let_next_start()
     length = tl.load(kv_lens + sequence)
     begin, end, used = _split_range(length, window, split, SPLITS, BLOCK_N, WINDOWED)
     if split >= used:
@@ -113,8 +112,8 @@ def decode_kernel(
         den = den * keep + tl.sum(p, axis=1)
         acc = _product(p.to(vb.dtype), vb, acc * keep[:, None], PRECISION, INTERPRET)
         m = new
-    if OVERLAPS and LATE:
-        tl.extra.cuda.gdc_launch_dependents()
+    if LATE:
+        let_next_start()
     if E4M3:
         acc = acc * tl.load(value_scales + kv_head)
 

@@ -15,10 +15,10 @@ def compile_form(form: str, world: int, hidden: int = 2880, copy: bool = False, 
     """Compile one form for `world` ranks and bf16 rows of `hidden`. copy, norm, rows: see the kernels."""
     kernel = KERNELS[form]
     constants = {"H": hidden, "BLOCK_H": triton.next_power_of_2(hidden), "RANK": 0, "WORLD": world,
-                 "LANES": max(2, triton.next_power_of_2(world)), "COPY": copy, "NORM": norm,
+                 "LANES": max(2, triton.next_power_of_2(world)), "COPY": copy, "NORM": norm, **OPTIONS,
                  **({"ROWS": rows} if form == "one_shot" else {})}
     types = {name: f"*{_element(name)}" for name in kernel.arg_names if name.endswith("_ptr")}
-    return compile_kernel(kernel, {**types, "eps": "fp32"}, constants, OPTIONS)
+    return compile_kernel(kernel, {**types, "eps": "fp32"}, constants)
 
 
 def _element(name: str) -> str:

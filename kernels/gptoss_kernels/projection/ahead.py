@@ -11,7 +11,6 @@ from gptoss_kernels.projection.few import few_config, few_linear_kernel
 from gptoss_kernels.projection.norm import norm_residual_config, norm_residual_kernel
 from gptoss_kernels.rope.cache import rope_cache_kernel, rope_config
 
-_OPTIONS = ("num_warps", "num_stages")
 _BF16 = ("x_ptr", "bias_ptr", "normed_ptr", "shifted_ptr", "qkv", "q_out", "k_pages", "v_pages", "keys", "values",
          "router_ptr", "y_ptr", "residual_ptr")
 _FP32 = ("gain_ptr", "cos", "sin", "key_scales", "value_scales", "logits_ptr", "weights_ptr", "scale_ptr")
@@ -70,8 +69,6 @@ def compile_routing(experts: int, hidden: int, tokens: int) -> list[Resources]:
 def _compile(kernel: triton.JITFunction, given: Mapping[str, object], types: Mapping[str, str] | None = None
              ) -> Resources:
     """Compile with these constants and options; pointers by their names, everything else an int32."""
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    constants = {name: value for name, value in given.items() if name not in _OPTIONS}
     pointers = {**dict.fromkeys(_BF16, "*bf16"), **dict.fromkeys(_FP32, "*fp32"), **dict.fromkeys(_INT32, "*i32"),
                 **{name: f"*{element}" for name, element in (types or {}).items()}}
-    return compile_kernel(kernel, pointers, constants, options)
+    return compile_kernel(kernel, pointers, given)

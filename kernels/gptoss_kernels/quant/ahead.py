@@ -5,7 +5,6 @@ from gptoss_kernels.ahead import Resources, compile_kernel
 from gptoss_kernels.quant.norm_quant import _norm_quantise_kernel, norm_quantise_config
 from gptoss_kernels.quant.swiglu_quant import _swiglu_quantise_kernel, swiglu_quantise_config
 
-_OPTIONS = ("num_warps", "maxnreg")
 _OUT = {"q_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
 
 
@@ -25,6 +24,4 @@ def compile_swiglu_quantise(inner: int) -> Resources:
 
 
 def _compile(kernel, types, given) -> Resources:
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    constants = {name: value for name, value in given.items() if name not in _OPTIONS}
-    return compile_kernel(kernel, types, {**constants, "scale_row_stride": 1}, options, ["scale_group_stride"])
+    return compile_kernel(kernel, types, {**given, "scale_row_stride": 1}, ["scale_group_stride"])

@@ -148,104 +148,66 @@ template <int COUNT> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.s
 
 #define R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define R16(d, i) R4(d, i), R4(d, i + 4), R4(d, i + 8), R4(d, i + 12)
+#define R64(d) R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
 
 #define W4(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
 #define W16(d, i) W4(d, i), W4(d, i + 4), W4(d, i + 8), W4(d, i + 12)
+#define W64(d) W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48)
 
-// d [64 x n] = or += a [64 x 32] . b [n x 32]^T, both operands in shared memory; n is 128 or 192.
+// d [64 x n] = or += a [64 x 32] . b [n x 32]^T for n of 8, 16, 128 and 192, b in shared memory, a there or in registers. The
+// text of one: "ne" starts d anew and "eq" adds to it; places: %0 on, the registers of d; operands: what follows them.
+#define PRODUCT(compare, shape, places, operands) \
+    "{\n.reg .pred p;\nsetp." compare ".b32 p, 0, 0;\n" \
+    "wgmma.mma_async.sync.aligned." shape ".f32.e4m3.e4m3 {" places "}, " operands ", p, 1, 1;\n}"
+#define P4 "%0,%1,%2,%3"
+#define P8 P4 ",%4,%5,%6,%7"
+#define P64 \
+    P8 ",%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
+    "%58,%59,%60,%61,%62,%63"
+#define P96 P64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
+    "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+
 DEVICE void wgmma_first(float (&d)[64], uint64 a, uint64 b) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
-        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
-        "%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1;\n}"
-        : W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48)
-        : "l"(a), "l"(b));
+    asm volatile(PRODUCT("ne", "m64n128k32", P64, "%64, %65") : W64(d) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_add(float (&d)[64], uint64 a, uint64 b) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
-        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
-        "%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1;\n}"
-        : R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
-        : "l"(a), "l"(b));
+    asm volatile(PRODUCT("eq", "m64n128k32", P64, "%64, %65") : R64(d) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_first(float (&d)[96], uint64 a, uint64 b) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
-        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
-        "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,"
-        "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, %96, %97, p, 1, 1;\n}"
-        : W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48), W16(d, 64), W16(d, 80)
-        : "l"(a), "l"(b));
+    asm volatile(PRODUCT("ne", "m64n192k32", P96, "%96, %97") : W64(d), W16(d, 64), W16(d, 80) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_add(float (&d)[96], uint64 a, uint64 b) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
-        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
-        "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,"
-        "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}, %96, %97, p, 1, 1;\n}"
-        : R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48), R16(d, 64), R16(d, 80)
-        : "l"(a), "l"(b));
+    asm volatile(PRODUCT("eq", "m64n192k32", P96, "%96, %97") : R64(d), R16(d, 64), R16(d, 80) : "l"(a), "l"(b));
 }
 
-// d [64 x n] = or += a [64 x 32] . b [n x 32]^T for n of 8 and 16, a in shared memory or in registers, b in shared memory.
 DEVICE void wgmma_first(float (&d)[8], uint64 a, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, "
-                 "%8, %9, p, 1, 1;\n}"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
-                 : "l"(a), "l"(b));
+    asm volatile(PRODUCT("ne", "m64n16k32", P8, "%8, %9") : W4(d, 0), W4(d, 4) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_add(float (&d)[8], uint64 a, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, "
-                 "%8, %9, p, 1, 1;\n}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-                 : "l"(a), "l"(b));
+    asm volatile(PRODUCT("eq", "m64n16k32", P8, "%8, %9") : R4(d, 0), R4(d, 4) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_first(float (&d)[8], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, "
-                 "{%8,%9,%10,%11}, %12, p, 1, 1;\n}"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+    asm volatile(PRODUCT("ne", "m64n16k32", P8, "{%8,%9,%10,%11}, %12")
+                 : W4(d, 0), W4(d, 4) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 
 DEVICE void wgmma_first(float (&d)[4], uint64 a, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
-                 "%4, %5, p, 1, 1;\n}"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "l"(a), "l"(b));
+    asm volatile(PRODUCT("ne", "m64n8k32", P4, "%4, %5") : W4(d, 0) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_add(float (&d)[4], uint64 a, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
-                 "%4, %5, p, 1, 1;\n}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "l"(a), "l"(b));
+    asm volatile(PRODUCT("eq", "m64n8k32", P4, "%4, %5") : R4(d, 0) : "l"(a), "l"(b));
 }
 
 DEVICE void wgmma_first(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, %8, p, 1, 1;\n}"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+    asm volatile(PRODUCT("ne", "m64n8k32", P4, "{%4,%5,%6,%7}, %8")
+                 : W4(d, 0) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 
 // Descriptor of 8 or 16 rows of 32 bytes: unswizzled, 128 bytes from 8 rows to the next, 256 from 16 columns to the next.

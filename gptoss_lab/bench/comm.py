@@ -32,6 +32,7 @@ from gptoss_lab.cost.hardware import H200
 from gptoss_lab.engine.disaggregation_routes import handover_bytes
 from gptoss_lab.parallel import Ranks, TorchRanks, from_torchrun
 from gptoss_lab.parallel.groups import Group
+from gptoss_lab.parallel.torch_group import TorchGroup
 
 ROWS = (1, 8, 128, 32, 1024, 8192, 65536)
 CALLS = 20                      # in one graph; even, since two buffers take turns
@@ -177,28 +178,31 @@ def hand_over(own: TorchRanks, config: ModelConfig, tokens: int, repetitions: in
               for n in range(config.num_layers)]
     sizes = [2 * rows * config.num_kv_heads * config.head_dim for rows in layers]
     given = torch.cat([torch.full((size,), n + 1.0, dtype=torch.bfloat16) for n, size in enumerate(sizes)])
-    given, ways = given.to(own.device), {f"{backend}, one exchange": _exchange, f"{backend}, one message": _message}
-    places = dict.fromkeys(ways, torch.empty_like(given))
+    given = given.to(own.device)
+    to = torch.empty_like(given)
+    ways = {f"{backend}, one exchange": (_exchange, to), f"{backend}, one message": (_message, to)}
     if own.device.type == "cuda":
         from gptoss_kernels.comm import SharedMemory
 
         shared = SharedMemory(group.process_group, tuple(given.shape), given.dtype)
-        places["copy engines"] = shared.own
-        ways["copy engines"] = partial(_copies, there=shared.of_ranks[1])
+        ways["copy engines"] = (partial(_copies, there=shared.of_ranks[1]), shared.own)
     seconds = {}
-    for name, way in ways.items():
-        into = places[name].zero_()
+    for name, (way, into) in ways.items():
+        into.zero_()
         seconds[name] = _handed_over(own, group, partial(way, group, sizes, given, into), repetitions)
         if own.rank == 1 and not torch.equal(into, given):
             raise RuntimeError(f"hand-over by {name}: other values arrived than were sent")
     return seconds
 
 
-def _exchange(group: Group, sizes: Sequence[int], given: torch.Tensor, into: torch.Tensor) -> None:
-    if group.index == 0:
-        group.send_all(given.split(sizes), 1, "pages")()
-    elif group.index == 1:
-        group.receive_all(into.split(sizes), 0, "pages")
+def _exchange(group: TorchGroup, sizes: Sequence[int], given: torch.Tensor, into: torch.Tensor) -> None:
+    """All layers as messages of their own, given to the process group together."""
+    if group.index > 1:
+        return
+    do, parts = (dist.isend, given) if group.index == 0 else (dist.irecv, into)
+    for work in dist.batch_isend_irecv([dist.P2POp(do, part, group=group.process_group, group_peer=1 - group.index)
+                                        for part in parts.split(sizes)]):
+        work.wait()
 
 
 def _message(group: Group, sizes: Sequence[int], given: torch.Tensor, into: torch.Tensor) -> None:

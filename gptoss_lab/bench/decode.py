@@ -98,14 +98,19 @@ def measure(subject: Subject, weights: FastWeights, case: Batch, steps: int, kv_
     bound = 1e3 * decode_bound(subject.config, case.tokens, case.batch, precision).seconds
     free, needed = free_bytes(subject.device), case.batch * kv_bytes(subject.config, case.tokens + 2 * steps, kept)
     if free is not None and needed + RESERVE > free:
-        why = f"does not fit: {needed / 1e9:.1f} GB of keys and values, {max(0, free - RESERVE) / 1e9:.1f} GB are left"
-        return make_row("decode", name, subject.backend, "ms_per_step", [], "ms", bound=bound, failed=why, **about)
+        return make_row("decode", name, subject.backend, "ms_per_step", [], "ms", bound=bound,
+                        failed=no_room(needed, free - RESERVE), **about)
     try:
         times, found = _measured(subject, weights, case, steps, kv_form)
     except torch.cuda.OutOfMemoryError as error:
         return make_row("decode", name, subject.backend, "ms_per_step", [], "ms", bound=bound,
                         failed=f"does not fit: {str(error).splitlines()[0]}", **about)
     return make_row("decode", name, subject.backend, "ms_per_step", times, "ms", bound=bound, **about | found)
+
+
+def no_room(needed: float, left: float, where: str = "") -> str:
+    """Why keys and values of `needed` bytes are not tried where `left` bytes are."""
+    return f"does not fit: {needed / 1e9:.1f} GB of keys and values{where}, {max(0, left) / 1e9:.1f} GB are left"
 
 
 @torch.inference_mode()

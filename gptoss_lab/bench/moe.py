@@ -105,15 +105,6 @@ def check(name: str, ours: torch.Tensor, exact: torch.Tensor, tolerance: float) 
         raise RuntimeError(f"{name}: relative error {error:.2e}, at most {tolerance:.0e} is right")
 
 
-def graphed_or_not(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call captured in a CUDA graph, or as it is where one of its operations refuses to be captured."""
-    try:
-        return timing.graphed(call)
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return call
-
-
 def checked_rows(given: Inputs, experts: int = 2, rows: int = 256) -> list[tuple[int, torch.Tensor]]:
     """(expert, its first rows) for a few experts that were hit."""
     hit = (given.r.counts > 0).nonzero().flatten()[-experts:].tolist()
@@ -238,7 +229,7 @@ def _layer_runs(given: Inputs, q: torch.Tensor, h: torch.Tensor) -> list[Run]:
 
     return [Run("layer", "cuda", timing.graphed(lambda: moe_layer_cuda(x, layer)), flops, amount, "deepgemm chain"),
             Run("layer", "deepgemm chain", timing.graphed(lambda: moe_layer_deepgemm(x, layer)), flops, amount),
-            Run("layer", LAYER_BF16, graphed_or_not(bf16_layer), flops, 2 * amount, peak=BF16_FLOPS),
+            Run("layer", LAYER_BF16, timing.graphed(bf16_layer), flops, 2 * amount, peak=BF16_FLOPS),
             Run("layer", CHAIN_BF16, bf16_gemms, flops, 2 * amount, peak=BF16_FLOPS)]
 
 

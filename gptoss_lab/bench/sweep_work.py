@@ -4,7 +4,6 @@ The ranks stay from one task to the next, so the model is kept between them (`_H
 """
 from __future__ import annotations
 
-import gc
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gptoss_lab.bench.decode import RESERVE, intervals
+from gptoss_lab.bench.decode import RESERVE, intervals, no_room
 from gptoss_lab.bench.fast_model import free_bytes, give_back
 from gptoss_lab.bench.rank_model import RankSubject, centre_routers, fast_weights, plain_model
 from gptoss_lab.cost import kv_bytes
@@ -38,7 +37,7 @@ def prepare(own: TorchRanks, subject: RankSubject, rows: int = 8192) -> float:
     experts are used about evenly.
     """
     _HELD.clear()
-    gc.collect()
+    give_back(own.device)
     begin = time.perf_counter()
     groups = own.plan_groups(subject.plan)
     _HELD.update(subject=subject, groups=groups, rows=rows, everyone=own.group(range(own.world)))
@@ -132,8 +131,7 @@ def _no_room(own: TorchRanks, everyone: Group, groups: PlanGroups, sequences: in
     most = everyone.all_gather(torch.tensor([[needed, free - RESERVE]], device=own.device), [1] * own.world, "room")
     if all(wanted <= left for wanted, left in most.tolist()):
         return None
-    wanted, left = max(most.tolist(), key=lambda pair: pair[0] - pair[1])
-    return f"does not fit: {wanted / 1e9:.1f} GB of keys and values on a rank, {max(0, left) / 1e9:.1f} GB are left"
+    return no_room(*max(most.tolist(), key=lambda pair: pair[0] - pair[1]), " on a rank")
 
 
 def _fast(groups: PlanGroups, tokens: int, sequences: int, **options: Any) -> FastTransformer:

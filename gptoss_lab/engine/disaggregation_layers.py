@@ -15,6 +15,7 @@ import torch
 
 from gptoss_kernels.upload import upload
 from gptoss_lab.engine.disaggregation_routes import Route
+from gptoss_lab.model.fast.step import joined, page_slots
 from gptoss_lab.model.paged import PagedCache
 from gptoss_lab.parallel.groups import Group
 
@@ -88,10 +89,9 @@ class LayerRows:
         return self._found[sliding]
 
     def _of_kind(self, sliding: bool) -> torch.Tensor:
-        pool = self._cache.pool
-        positions = torch.arange(max(0, self._length - pool.config.sliding_window + 1) if sliding else 0, self._length)
-        table = torch.tensor(self._cache.table(sliding, pool.pages_for(self._length)))
-        return upload(table[positions // pool.page_size] * pool.page_size + positions % pool.page_size, pool.device)
+        pool, pages = self._cache.pool, self._cache.ring if sliding else self._cache.pages
+        start = max(0, self._length - pool.config.sliding_window + 1) if sliding else 0
+        return upload(joined([page_slots(pool, pages, start, self._length)]), pool.device)
 
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:

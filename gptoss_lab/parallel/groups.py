@@ -115,24 +115,6 @@ class Group:
             self._receive(out, source, what)
         return out
 
-    def send_all(self, parts: Sequence[torch.Tensor], to: int, what: str) -> Callable[[], None]:
-        """`send` of several tensors at once, for a rank that calls `receive_all` with as many: between GPUs one
-        launch, where many small ones would each wait for the link."""
-        parts = [part.contiguous() for part in parts]
-        wait = self._send_all(parts, to, what)
-
-        def finish(_alive: list[torch.Tensor] = parts) -> None:
-            with self._watch(what):
-                wait()
-
-        return finish
-
-    def receive_all(self, out: Sequence[torch.Tensor], source: int, what: str) -> None:
-        """Fill all tensors of `out`, contiguous, with what rank `source` gives to `send_all`."""
-        self.traffic.add(what, sum(part.nbytes for part in out))
-        with self._watch(what):
-            self._receive_all(out, source, what)
-
     # -- what a kind of group does; never called for one rank -------------------------------------------------------
     def _all_reduce(self, x: torch.Tensor, what: str) -> torch.Tensor:
         raise NotImplementedError
@@ -151,19 +133,6 @@ class Group:
 
     def _receive(self, out: torch.Tensor, source: int, what: str) -> None:
         raise NotImplementedError
-
-    def _send_all(self, parts: list[torch.Tensor], to: int, what: str) -> Callable[[], None]:
-        waits = [self._send(part, to, what) for part in parts]
-
-        def wait() -> None:
-            for each in waits:
-                each()
-
-        return wait
-
-    def _receive_all(self, out: Sequence[torch.Tensor], source: int, what: str) -> None:
-        for part in out:
-            self._receive(part, source, what)
 
     def _check_rows(self, x: torch.Tensor, rows: int, what: str) -> None:
         if x.shape[0] != rows:

@@ -5,8 +5,7 @@ takes part like any other. Every exchange waits at most as long as the process g
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -56,22 +55,6 @@ class TorchGroup(Group):
 
     def _receive(self, out: torch.Tensor, source: int, what: str) -> None:
         dist.recv(out, group=self.process_group, group_src=source)
-
-    def _send_all(self, parts: list[torch.Tensor], to: int, what: str) -> Callable[[], None]:
-        return self._at_once(dist.isend, parts, to)
-
-    def _receive_all(self, out: Sequence[torch.Tensor], source: int, what: str) -> None:
-        self._at_once(dist.irecv, out, source)()
-
-    def _at_once(self, do: Callable[..., Any], parts: Sequence[torch.Tensor], peer: int) -> Callable[[], None]:
-        work = dist.batch_isend_irecv([dist.P2POp(do, part, group=self.process_group, group_peer=peer)
-                                       for part in parts])
-
-        def wait() -> None:
-            for each in work:
-                each.wait()
-
-        return wait
 
 
 def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:

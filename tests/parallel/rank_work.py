@@ -71,20 +71,6 @@ def pass_on(own):
     return None
 
 
-def pass_all_on(own):
-    """Three tensors of different shapes and kinds at once, an empty one among them."""
-    group = own.group(range(own.world))
-    parts = [torch.arange(6).view(2, 3), torch.empty(0, 4), torch.full((5,), 7.0).bfloat16()]
-    if own.rank == 0:
-        group.send_all(parts, 1, "all")()
-        return None
-    if own.rank == 1:
-        found = [torch.empty_like(part) for part in parts]
-        group.receive_all(found, 0, "all")
-        return [torch.equal(a, b) for a, b in zip(found, parts, strict=True)], group.traffic.received["all"]
-    return None
-
-
 def process_id(own):
     return os.getpid()
 

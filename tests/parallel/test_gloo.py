@@ -10,6 +10,7 @@ import pytest
 import rank_work
 import torch
 
+from gptoss_lab.bench import comm
 from gptoss_lab.checkpoint import synth
 from gptoss_lab.config import preset
 from gptoss_lab.engine import Engine, SamplingParams
@@ -115,9 +116,11 @@ def test_send_and_receive(two):
     assert two.run(rank_work.pass_on)[1].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_several_tensors_at_once(two):
-    same, received = two.run(rank_work.pass_all_on)[1]
-    assert same == [True] * 3 and received == 6 * 8 + 5 * 2
+def test_every_way_of_the_timed_hand_over(two):
+    """Each is checked where it arrives: a RankError names the way that brings other values."""
+    ways = {"gloo, one exchange", "gloo, one message"}
+    for seconds in two.run(comm.hand_over, preset("nano"), 150, 2):
+        assert set(seconds) == ways and all(len(found) == 2 and min(found) > 0 for found in seconds.values())
 
 
 def test_mismatched_plans(two):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gptoss_lab.train.card import model_card
 from gptoss_lab.train.evaluate import share
 from gptoss_lab.train.rebuilt import MUST, SHIPPED, compared, main
 
@@ -21,6 +22,7 @@ def test_the_model_was_made_again_and_is_as_good(reports, capsys):
     found = {one.name: one for one in compared(*reports)}
     assert all(found[name].agree for name in MUST)
     assert [name for name, one in found.items() if not one.agree] == ["task backwards"]
+    assert AGAIN.with_name("README.md").read_text(encoding="utf-8") == model_card(*reports)
     assert main([str(AGAIN)]) == 0 and "apart: task backwards" in capsys.readouterr().out
 
 

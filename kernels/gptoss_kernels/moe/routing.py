@@ -27,7 +27,7 @@ import triton.language as tl
 
 from gptoss_kernels.moe.layout import max_tiles
 from gptoss_kernels.overlap import OVERLAPPING, after_previous
-from gptoss_kernels.quant.norm_quant import empty_scales, quantise_row
+from gptoss_kernels.quant.norm_quant import Quantised, empty_quantised, quantise_row
 from gptoss_kernels.quant.rounding import operand, to_dtype
 
 ONE_PROGRAM = 8         # up to here one program selects and places
@@ -58,7 +58,7 @@ class Routing:
     token_of: torch.Tensor
     row_expert: torch.Tensor
     align: int
-    quantised: tuple[torch.Tensor, torch.Tensor] | None = None
+    quantised: Quantised | None = None
 
     @property
     def rows(self) -> int:
@@ -506,7 +506,7 @@ def route(
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
         config = logits_config(t, h)
         if quantise:
-            quantised = torch.empty(t, h, dtype=torch.float8_e4m3fn, device=x.device), empty_scales(t, h, x.device)
+            quantised = empty_quantised(t, h, x.device)
         q, scale = quantised or (logits, logits)                        # pointers that are not written without
         _logits_kernel[(triton.cdiv(t, config["BLOCK_T"]), triton.cdiv(e, config["BLOCK_E"]) + quantise)](
             x, gain, router_weight, router_bias, logits, q, scale, *scale.stride(), t, e, QUANTISE=quantise, **norm,

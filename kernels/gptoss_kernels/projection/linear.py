@@ -18,9 +18,10 @@ import torch
 
 from gptoss_kernels.moe import decode_cuda, gemm_cuda, gemm_triton
 from gptoss_kernels.projection.backends import sizes_obstacle, triton_obstacle
-from gptoss_kernels.quant import norm_quantise
+from gptoss_kernels.quant import Quantised, norm_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.fused import fp8_linear
+from gptoss_kernels.reference.quant import dequantise_groups
 from gptoss_kernels.registry import register
 from gptoss_kernels.upload import upload
 
@@ -67,19 +68,31 @@ def _cuda_obstacle(**needs: object) -> str | None:
 
 def _make(gemm: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def run(
-        x: torch.Tensor, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
+        x: torch.Tensor | Quantised, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
         norm_weight: torch.Tensor | None = None, eps: float = 1e-5, *, out: torch.Tensor | None = None,
-        add: bool = False,
+        add: bool = False, dtype: torch.dtype = torch.bfloat16,
     ) -> torch.Tensor:
-        """As `reference.fused.fp8_linear`; plan: of x's rows. bias: fp32. out: [T, N] in x's dtype, where the result
-        goes; add: to what is there, the product rounded first. Returns [T, N] in x's dtype."""
-        if plan.tokens != x.shape[0]:
+        """As `reference.fused.fp8_linear`; plan: of x's rows. x: [T, K], or quantised already: at least plan.rows rows,
+        no norm. bias: fp32. out: [T, N], where the result goes; add: to what is there, the product rounded first.
+        Returns [T, N] in x's dtype, of quantised rows in `dtype`."""
+        if isinstance(x, Quantised):
+            check_quantised("fp8_linear", x, plan.rows, weight.shape[1], norm_weight)
+        elif plan.tokens != x.shape[0]:
             raise ValueError(f"fp8_linear: x has {x.shape[0]} rows and its plan {plan.tokens}; one number is needed")
-        q, scale = norm_quantise(x, norm_weight, rows=plan.rows, norm_eps=eps)
+        else:
+            dtype, x = x.dtype, norm_quantise(x, norm_weight, rows=plan.rows, norm_eps=eps)
         matrix = ExpertMatrices("fp8", weight[None], scale_inv[None])
-        return gemm(q, scale, matrix, bias[None], plan, x.dtype, out, add)
+        return gemm(*x, matrix, bias[None], plan, dtype, out, add)
 
     return run
+
+
+def check_quantised(what: str, x: Quantised, rows: int, columns: int, norm_weight: torch.Tensor | None) -> None:
+    """ValueError unless x has at least so many rows of so many columns, and no norm is asked of it any more."""
+    if x.values.shape[0] < rows or x.values.shape[1] != columns:
+        raise ValueError(f"{what}: quantised x is {list(x.values.shape)}; at least {rows} rows of {columns} are needed")
+    if norm_weight is not None:
+        raise ValueError(f"{what}: x is quantised already and a norm weight is given; the norm comes before")
 
 
 def _cuda_gemm(q, scale, m: ExpertMatrices, bias, plan: RowPlan, dtype: torch.dtype, out, add: bool) -> torch.Tensor:
@@ -106,8 +119,12 @@ fp8_linear_triton = register("fp8_linear", "triton", rank=500, obstacle=triton_o
 
 @register("fp8_linear", "reference", rank=1000)
 def fp8_linear_reference(
-    x: torch.Tensor, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
+    x: torch.Tensor | Quantised, weight: torch.Tensor, scale_inv: torch.Tensor, bias: torch.Tensor, plan: RowPlan,
     norm_weight: torch.Tensor | None = None, eps: float = 1e-5, *, out: torch.Tensor | None = None, add: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """Plain torch; the plan is not needed."""
+    """Plain torch; of the plan only the number of rows is needed."""
+    if isinstance(x, Quantised):
+        check_quantised("fp8_linear", x, plan.tokens, weight.shape[1], norm_weight)
+        x = dequantise_groups(x.values[: plan.tokens], x.scale[: plan.tokens]).to(dtype)
     return _into(fp8_linear(x, weight, scale_inv, bias, norm_weight, eps), out, add)

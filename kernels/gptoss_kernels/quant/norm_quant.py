@@ -11,12 +11,28 @@ than in the reference: a value on the edge of two codes may land on the other on
 """
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from gptoss_kernels.overlap import OVERLAPPING, after_previous
 from gptoss_kernels.quant.rounding import to_dtype, to_e4m3_groups
+
+
+class Quantised(NamedTuple):
+    """Rows in e4m3: values [rows, H] float8_e4m3fn, scale [rows, ceil(H / 128)] fp32, one of each 128 columns; a row is
+    values * scale. Rows may be more than were asked for, to the end of a tile; nothing is in those."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+
+def empty_quantised(rows: int, columns: int, device: torch.device | str) -> Quantised:
+    """Room for rows in e4m3, with scales as the grouped GEMMs read them (`empty_scales`)."""
+    values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
+    return Quantised(values, empty_scales(rows, columns, device))
 
 
 @triton.jit
@@ -118,7 +134,7 @@ def norm_quantise(
     row_of: torch.Tensor | None = None,
     rows: int | None = None,
     norm_eps: float = 1e-5,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Quantised:
     """Quantise (after RMSNorm, if a weight is given) every row of x, and put it where `row_of` says.
 
     x: [T, H] bf16 or fp32, contiguous. norm_weight: [H]. row_of: [T, k] int32, rows of the output that receive this
@@ -138,10 +154,9 @@ def norm_quantise(
         raise ValueError(f"norm_quantise: {t} rows do not fit an output of {rows}; at least {t} are needed")
     if row_of is not None and (row_of.dim() != 2 or row_of.shape[0] != t or not row_of.is_contiguous()):
         raise ValueError(f"norm_quantise: row_of has shape {list(row_of.shape)}; [{t}, k] contiguous is needed")
-    q = torch.empty(t if rows is None else rows, h, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = empty_scales(q.shape[0], h, x.device)
+    made = empty_quantised(t if rows is None else rows, h, x.device)
     _norm_quantise_kernel[(t,)](
-        x, x if norm_weight is None else norm_weight, q, scale, x if row_of is None else row_of, *scale.stride(),
+        x, x if norm_weight is None else norm_weight, *made, x if row_of is None else row_of, *made.scale.stride(),
         H=h, COPIES=1 if row_of is None else row_of.shape[1], NORM=norm_weight is not None, PLACED=row_of is not None,
         EPS=norm_eps, **norm_quantise_config(t, h, row_of is not None), **OVERLAPPING)
-    return q, scale
+    return made

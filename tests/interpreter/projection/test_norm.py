@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from gptoss_kernels.projection import fp8_linear_align, row_plan
-from gptoss_kernels.projection.linear import fp8_linear_triton
+from gptoss_kernels.projection.linear import fp8_linear_reference, fp8_linear_triton
 from gptoss_kernels.projection.norm import norm_residual_triton
+from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.fused import fp8_linear, norm_residual
 from gptoss_kernels.reference.quant import quantise_groups
 from gptoss_kernels.registry import BackendUnavailable, choose
@@ -68,6 +69,22 @@ def test_fp8_linear_into_given_memory(tokens):
     assert fp8_linear_triton(x, w, s, bias, plan, out=out) is out and torch.equal(out, y)
     assert torch.equal(fp8_linear_triton(x, w, s, bias, plan, out=base.clone(), add=True), base + y)
     assert not torch.equal(base + y, y)
+
+
+@pytest.mark.parametrize("tokens", [3, 130])
+def test_fp8_linear_of_rows_in_e4m3(tokens):
+    """Rows that a kernel before has quantised give the same bits; the reference widens them."""
+    x, (w, s), bias = normal(tokens, 192).bfloat16(), fp8_weight(320, 192), normal(320, seed=5)
+    plan = row_plan(tokens, fp8_linear_align("triton", tokens), "cpu")
+    made = norm_quantise(x, rows=plan.rows)
+    y = fp8_linear_triton(made, w, s, bias, plan)
+    assert y.dtype == torch.bfloat16 and torch.equal(y, fp8_linear_triton(x, w, s, bias, plan))
+    plain = fp8_linear_reference(made, w, s, bias, plan, dtype=torch.float32)
+    assert plain.shape == (tokens, 320) and (y - plain).norm() <= 4e-3 * plain.norm()
+    with pytest.raises(ValueError, match=f"at least {plan.rows} rows of 192"):
+        fp8_linear_triton(norm_quantise(x[:-1].contiguous()), w, s, bias, plan)
+    with pytest.raises(ValueError, match="the norm comes before"):
+        fp8_linear_triton(made, w, s, bias, plan, torch.ones(192))
 
 
 def test_bad_input_and_choices():

@@ -5,7 +5,7 @@
 Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device,
 so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2 or 3, quantise 1 (up to 128 tokens
 a part of the routing), GEMM 2, combine 1. Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form;
-above, the tensor-core form with SwiGLU fused.
+above, the tensor-core form with SwiGLU fused. One token with FP8 experts takes three launches in all (`few_cuda`).
 `choose("moe_layer", backend, device=..., expert_form=..., dtype=..., hidden_size=...)` decides once and says why.
 The same backends serve the operation "moe", the experts alone after a router of the caller's.
 """
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 import triton
 
-from gptoss_kernels.moe import decode_cuda, deepgemm, gemm_cuda, gemm_triton
+from gptoss_kernels.moe import decode_cuda, deepgemm, few_cuda, gemm_cuda, gemm_triton
 from gptoss_kernels.moe.combine import combine
-from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, place, route
+from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, place, route, router_logits
 from gptoss_kernels.quant import norm_quantise, swiglu_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.experts import moe as reference_moe
@@ -166,6 +166,9 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
         Returns [T, H] in x's dtype; padding rows are x, or 0 without residual.
         """
         w = weights
+        if backend == "cuda" and few_cuda.takes(x.shape[0], w, precision):
+            logits = router_logits(x, w.router, w.router_bias, w.norm, w.norm_eps)
+            return few_cuda.few_experts(x, logits, w, residual=residual, num_tokens=num_tokens, out=out)
         rows = align(x.shape[0], w.gate_up.form)
         r = route(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
                   norm_eps=w.norm_eps, align=rows, local_experts=w.local_experts, num_tokens=num_tokens,

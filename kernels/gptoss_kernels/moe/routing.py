@@ -483,8 +483,8 @@ def route(
     normalised, in e4m3 (`Routing.quantised`), where that costs no launch: up to FEW_TOKENS tokens, else None. Raises
     ValueError on shapes or settings that do not fit.
     """
-    _check_route(x, router_weight, router_bias, norm_weight, experts_per_token, softmax, logits_dtype, weight_dtype,
-                 align)
+    _check_route(x, router_weight, router_bias, norm_weight)
+    _check_choice(router_weight.shape[0], experts_per_token, softmax, logits_dtype, weight_dtype, align)
     _check_num_tokens(num_tokens, x.device)
     t, h = x.shape
     e = router_weight.shape[0]
@@ -503,14 +503,7 @@ def route(
     local = (first, last - first)
     quantised = None
     if t <= FEW_TOKENS:
-        logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        config = logits_config(t, h)
-        if quantise:
-            quantised = empty_quantised(t, h, x.device)
-        q, scale = quantised or (logits, logits)                        # pointers that are not written without
-        _logits_kernel[(triton.cdiv(t, config["BLOCK_T"]), triton.cdiv(e, config["BLOCK_E"]) + quantise)](
-            x, gain, router_weight, router_bias, logits, q, scale, *scale.stride(), t, e, QUANTISE=quantise, **norm,
-            **config, **OVERLAPPING)
+        logits, quantised = _few_logits(x, router_weight, router_bias, norm_weight, norm_eps, quantise)
     if t <= ONE_PROGRAM:
         few = triton.next_power_of_2(t)
         _choose_and_place_kernel[(1,)](
@@ -531,6 +524,34 @@ def route(
             TOP=experts_per_token, BLOCK_E=block_e, **many)
     _place_blocks(ids, block_counts, (row_of, token_of, *tables), t, local, tiles, block_t, **shared)
     return _routing(ids, weights, row_of, token_of, tables, align, quantised)
+
+
+def router_logits(
+    x: torch.Tensor, router_weight: torch.Tensor, router_bias: torch.Tensor, norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-5,
+) -> torch.Tensor:
+    """The logits alone, [T, E] fp32, of at most FEW_TOKENS tokens; arguments as of `route`. One launch."""
+    _check_route(x, router_weight, router_bias, norm_weight)
+    if x.shape[0] > FEW_TOKENS:
+        raise ValueError(f"router_logits: {x.shape[0]} tokens; at most {FEW_TOKENS} are taken")
+    return _few_logits(x, router_weight, router_bias, norm_weight, norm_eps, False)[0]
+
+
+def _few_logits(
+    x: torch.Tensor, router_weight: torch.Tensor, router_bias: torch.Tensor, norm_weight: torch.Tensor | None,
+    norm_eps: float, quantise: bool,
+) -> tuple[torch.Tensor, Quantised | None]:
+    """Few tokens, first launch: logits [T, E] fp32, and if wanted the normalised rows in e4m3."""
+    (t, h), e = x.shape, router_weight.shape[0]
+    logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
+    quantised = empty_quantised(t, h, x.device) if quantise else None
+    q, scale = quantised or (logits, logits)                            # pointers that are not written without
+    gain = router_bias if norm_weight is None else norm_weight          # nor this one read
+    config = logits_config(t, h)
+    _logits_kernel[(triton.cdiv(t, config["BLOCK_T"]), triton.cdiv(e, config["BLOCK_E"]) + quantise)](
+        x, gain, router_weight, router_bias, logits, q, scale, *scale.stride(), t, e, QUANTISE=quantise, H=h,
+        NORM=norm_weight is not None, EPS=norm_eps, **config, **OVERLAPPING)
+    return logits, quantised
 
 
 def place(
@@ -600,7 +621,7 @@ def _routing(ids, weights, row_of, token_of, tables, align: int, quantised=None)
     return Routing(ids, weights, row_of[:-1].view(ids.shape), *tables[:4], token_of, tables[4], align, quantised)
 
 
-def _check_route(x, router_weight, router_bias, norm_weight, top, softmax, logits_dtype, weight_dtype, align) -> None:
+def _check_route(x, router_weight, router_bias, norm_weight) -> None:
     if x.dim() != 2 or x.shape[0] == 0 or not x.is_contiguous():
         raise ValueError(f"route: x has shape {list(x.shape)}, contiguous {x.is_contiguous()}; [T, H] contiguous with "
                          "at least one row is needed")
@@ -612,8 +633,11 @@ def _check_route(x, router_weight, router_bias, norm_weight, top, softmax, logit
                          f"[E, {x.shape[1]}] and [E] are needed")
     if norm_weight is not None and norm_weight.shape != (h,):
         raise ValueError(f"route: norm weight has shape {list(norm_weight.shape)}; [{h}] is needed")
-    if not 0 < top <= e:
-        raise ValueError(f"route: {top} experts per token of {e}; between 1 and that")
+
+
+def _check_choice(experts: int, top: int, softmax: str, logits_dtype, weight_dtype, align: int) -> None:
+    if not 0 < top <= experts:
+        raise ValueError(f"route: {top} experts per token of {experts}; between 1 and that")
     if softmax not in ("after", "before"):
         raise ValueError(f"route: softmax is {softmax!r}; 'after' or 'before' the selection")
     for name, dtype in (("logits_dtype", logits_dtype), ("weight_dtype", weight_dtype)):

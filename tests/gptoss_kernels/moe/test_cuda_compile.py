@@ -7,6 +7,7 @@ import torch
 
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.decode_cuda import TUNED, Tuning, decode_defines
+from gptoss_kernels.moe.few_cuda import few_defines
 from gptoss_kernels.moe.gemm_cuda import check_out, gemm_defines
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
@@ -52,6 +53,16 @@ def test_decode_gemm(form, tuning, n, swiglu):
     print("decode_gemm", form, tuning, n, swiglu, used)
     assert used["spill_stores"] == used["spill_loads"] == 0
     assert used["registers"] <= DECODE_REGISTERS and tuning.threads * used["registers"] <= 65536
+
+
+@needs_nvcc
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("experts", [32, 128])
+def test_few_experts(part, experts):
+    """Three CTAs of 256 threads share a multiprocessor in the first part, two in the second."""
+    _, used = driver.compile_nvcc("few_experts.cu", dict(few_defines(part, 2880, 2880, experts, 4)))
+    print("few_experts", part, experts, used)
+    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= (80, 128)[part]
 
 
 @needs_nvcc

@@ -1,12 +1,16 @@
 """The Hopper kernels on a Hopper GPU against dequantised fp32: every backend, any group sizes, NaN padding, graphs."""
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gptoss_kernels.moe import LayerWeights, combine, group_layout, route
 from gptoss_kernels.moe import deepgemm as deepgemm_backend
 from gptoss_kernels.moe.decode_cuda import TILE, decode_gemm
+from gptoss_kernels.moe.few_cuda import few_experts
 from gptoss_kernels.moe.gemm_cuda import TILE_M, grouped_gemm, obstacle
 from gptoss_kernels.moe.layer import moe_layer_cuda, moe_layer_deepgemm, moe_layer_reference, moe_layer_triton
+from gptoss_kernels.moe.routing import router_logits
 from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.moe import route as reference_route
@@ -116,6 +120,43 @@ def test_layer_in_a_graph_for_new_tokens(make, tokens):
         torch.cuda.synchronize()
         assert torch.equal(out, run(given, w))
         assert relative(out - given, moe_layer_reference(given.float(), w) - given.float()) < LAYER
+
+
+@pytest.mark.parametrize("experts", [16, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_few_experts_in_a_graph(tokens, experts):
+    """Replayed with other tokens, a padding row among them; every expert here, or some, whose shares then add up."""
+    w, x = layer(fp8, experts), torch.randn(tokens, 320, device="cuda").bfloat16()
+    w = replace(w, norm=w.norm.float())
+    real = torch.tensor([tokens], dtype=torch.int32, device="cuda")
+
+    def run(w, **more):
+        logits = router_logits(given, w.router, w.router_bias, w.norm, w.norm_eps)
+        return few_experts(given, logits, w, num_tokens=real, **more)
+
+    given = x.clone()
+    run(w)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(w)
+    for left in (tokens, tokens - 1):
+        given.copy_(torch.randn_like(x))
+        real.fill_(left)
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        exact = moe_layer_reference(given.float(), w, num_tokens=real) - given.float()
+        assert relative(out[:left] - given[:left], exact[:left]) < 2e-2 if left else True
+        assert torch.equal(out[left:], given[left:])
+    parts = [run(part_of(w, begin, begin + experts // 2), residual=False) for begin in (0, experts // 2)]
+    assert relative(parts[0].float() + parts[1].float(), out.float() - given.float()) < 2e-2 if tokens > 1 else True
+
+
+def part_of(w, first, last):
+    cut = lambda m: ExpertMatrices(m.form, m.values[first:last].contiguous(), m.scales[first:last].contiguous())   # noqa: E731
+    return replace(w, gate_up=cut(w.gate_up), gate_up_bias=w.gate_up_bias[first:last].contiguous(), down=cut(w.down),
+                   down_bias=w.down_bias[first:last].contiguous(), first_expert=first)
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 128, 129, 3000])

@@ -23,7 +23,7 @@
 // EPILOGUE 0: y as bf16; a work item is 128 weight rows. EPILOGUE 1: clamped SwiGLU on interleaved gate/up and e4m3 with a
 // scale per 128; an item is 256 weight rows, one scale group.
 // Compile-time: N, K, FORM, EPILOGUE, ALPHA, LIMIT, WARPGROUPS, NARROW, PREPARED. N and K are multiples of 64.
-#include "hopper.cuh"
+#include "few.cuh"
 
 constexpr int PRODUCER = WARPGROUPS == 4 ? 128 : 32;                    // threads; registers move between whole warpgroups
 constexpr int TOKENS = 16, ROWS = EPILOGUE == 0 ? 128 : 256, WARPS = 4 * WARPGROUPS, THREADS = 32 * WARPS;  // that multiply
@@ -212,11 +212,6 @@ DEVICE void stage_tokens(Shared& s, const Tokens& t, int first, int real) {
     }
 }
 
-DEVICE float swiglu(float gate, float up) {
-    float g = fminf(gate, LIMIT), u = fminf(fmaxf(up, -LIMIT), LIMIT);
-    return g * fast_reciprocal(1.0f + fast_exp2(-1.4426950408889634f * ALPHA * g)) * (u + 1.0f);
-}
-
 // Each warp finishes a token at a time: ROWS results, or ROWS / 2 after SwiGLU.
 DEVICE void finish(const Shared& s, void* out, float* out_scale, int out_scale_stride, int first, int real, int n0) {
     int lane = threadIdx.x & 31;
@@ -230,7 +225,7 @@ DEVICE void finish(const Shared& s, void* out, float* out_scale, int out_scale_s
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int j = 4 * lane + i;
-            h[i] = n0 + 2 * j < N ? swiglu(s.y[2 * j][t], s.y[2 * j + 1][t]) : 0.0f;
+            h[i] = n0 + 2 * j < N ? swiglu(s.y[2 * j][t], s.y[2 * j + 1][t], ALPHA, LIMIT) : 0.0f;
             top = fmaxf(top, fabsf(h[i]));
         }
         for (int d = 16; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));

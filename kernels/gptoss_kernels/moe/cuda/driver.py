@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-HEADERS = ("hopper.cuh",)
+HEADERS = ("hopper.cuh", "few.cuh")
 ARCHITECTURE = "sm_90a"
 
 

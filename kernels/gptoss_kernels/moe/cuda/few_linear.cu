@@ -6,12 +6,9 @@
 // to 16 pieces of 16 bytes) before anything else, so the whole matrix is on its way at once, and, launched as an
 // overlapping kernel, before the kernel in front has ended: weights do not depend on it. Only then come the tokens.
 //
-// Products are mma.m16n8k16 in bf16 with the weights as the 16-row operand and eight tokens as the columns. Which k an
-// element stands for does not matter to a product as long as both operands agree, so a lane's 16 contiguous bytes of a row
-// are simply its share of four (e4m3) or two (bf16) products, and the tokens are read in the same places.
-// e4m3 becomes bf16 exactly: exponent and mantissa moved to their places are the number times 2^-120. Its 128x128 scales
-// multiply the fp32 sums of a chunk. RMSNorm costs no pass: 1 / rms of a token is one number, its squares are summed on the
-// way, and the product is scaled at the end; what is rounded to bf16 is x * gain.
+// How weights and tokens meet in the products: few.cuh. The 128x128 scales of e4m3 weights multiply the fp32 sums of a chunk.
+// RMSNorm costs no pass: 1 / rms of a token is one number, its squares are summed on the way, and the product is scaled at
+// the end; what is rounded to bf16 is x * gain.
 //
 // STAGED: the tokens and the gain come to shared memory first, all at once, and a product waits for no L2; without, every
 // chunk reads its share of them from there.
@@ -20,10 +17,10 @@
 //
 // Compile-time: N, K, TOKENS (8, 16 or 32), E4M3, NORM, RESIDUAL, BIAS_BF16, EPS, STAGED, EARLY. N a multiple of 16, K of 64 (e4m3)
 // or 32.
-#include "hopper.cuh"
+#include "few.cuh"
 
 constexpr int WARPS = 8, ROWS = 16, TILES = TOKENS / 8;
-constexpr int CHUNK = E4M3 ? 64 : 32, PRODUCTS = CHUNK / 16, CHUNKS = K / CHUNK;     // 16 bytes a lane and row
+constexpr int CHUNK = E4M3 ? 64 : 32, CHUNKS = K / CHUNK;               // 16 bytes a lane and row
 constexpr int MINE = (CHUNKS + WARPS - 1) / WARPS;                      // chunks of a warp, at most
 constexpr int MOST = TILES > 2 ? 4 : 8;                                  // that a lane asks for at once: registers
 constexpr int BATCH = MINE < MOST ? MINE : MOST, BATCHES = (MINE + BATCH - 1) / BATCH;
@@ -32,52 +29,6 @@ constexpr int OUTPUTS = (TOKENS * ROWS + WARPS * 32 - 1) / (WARPS * 32);       /
 constexpr int PITCH = STAGED ? K + 8 : K;                               // staged: eight rows lie in all banks
 constexpr int GAIN_AT = TOKENS * PITCH * 2;                             // bytes
 extern "C" __device__ const int few_linear_shared_bytes = STAGED ? GAIN_AT + (NORM ? 4 * K : 0) : 0;     // besides sums
-
-// Two e4m3 bytes that lie in the upper halves of a word's two 16-bit places, as two bf16.
-DEVICE uint32 widen(uint32 spread) {
-    uint32 small = (spread & 0x80008000u) | (spread & 0x7F007F00u) >> 4;
-    return multiply_bf16x2(small, 0x7B807B80u);                         // times 2^120
-}
-
-struct Pieces { uint32 w[8]; };                                         // a lane's share of a chunk of one row, in bf16
-
-DEVICE Pieces weights_of(uint4 v) {
-    Pieces p;
-    uint32 in[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (E4M3) {
-            p.w[2 * i] = widen(__byte_perm(in[i], 0, 0x1404));
-            p.w[2 * i + 1] = widen(__byte_perm(in[i], 0, 0x3424));
-        } else {
-            p.w[i] = in[i];
-        }
-    }
-    return p;
-}
-
-DEVICE float low(uint32 w) { return __uint_as_float(w << 16); }
-DEVICE float high(uint32 w) { return __uint_as_float(w & 0xFFFF0000u); }
-
-// A token's share of a chunk, times the gain where there is one; adds its squares.
-DEVICE Pieces token_of(const uint16* x, const float* gain, bool there, float& squares) {
-    Pieces p;
-#pragma unroll
-    for (int i = 0; i < CHUNK / 32; ++i) {
-        uint4 v = there ? ((const uint4*)x)[i] : make_uint4(0, 0, 0, 0);
-        p.w[4 * i] = v.x, p.w[4 * i + 1] = v.y, p.w[4 * i + 2] = v.z, p.w[4 * i + 3] = v.w;
-    }
-    if (NORM) {
-#pragma unroll
-        for (int i = 0; i < CHUNK / 8; ++i) {
-            float a = low(p.w[i]), b = high(p.w[i]);
-            float2 g = ((const float2*)gain)[i];
-            squares = fmaf(a, a, fmaf(b, b, squares));
-            p.w[i] = pack_bf16(a * g.x, b * g.y);
-        }
-    }
-    return p;
-}
 
 DEVICE float bias_of(const void* bias, int n) {
     return BIAS_BF16 ? __uint_as_float((uint32)load_once_u16((const uint16*)bias + n) << 16)
@@ -139,17 +90,15 @@ few_linear(const uint16* x, const uint8* w, const float* scale, const void* bias
             int chunk = warp + (batch * BATCH + i) * WARPS;
             if (chunk >= CHUNKS) continue;
             int k = chunk * CHUNK + q * (CHUNK / 4);
-            Pieces up = weights_of(a[i][0]), down = weights_of(a[i][1]);
+            Pieces up = weights_of<E4M3>(a[i][0]), down = weights_of<E4M3>(a[i][1]);
             float block_scale = !E4M3 ? 1.0f : EARLY ? row_scales[chunk * CHUNK / 128] : __ldg(scales + chunk * CHUNK / 128);
 #pragma unroll
             for (int j = 0; j < TILES; ++j) {
                 int t = j * 8 + g;
-                Pieces b = token_of(x + (long long)t * PITCH + k, gain + k, t < tokens, squares[j]);
+                Pieces b = token_of<CHUNK, NORM>(x + (long long)t * PITCH + k, gain + k, t < tokens, squares[j]);
                 float part[4] = {};
                 float (&d)[4] = E4M3 ? part : acc[j];
-#pragma unroll
-                for (int m = 0; m < PRODUCTS; ++m)
-                    multiply(d, up.w[2 * m], down.w[2 * m], up.w[2 * m + 1], down.w[2 * m + 1], b.w[2 * m], b.w[2 * m + 1]);
+                multiply_chunk<CHUNK>(d, up, down, b);
                 if (E4M3) {
 #pragma unroll
                     for (int c = 0; c < 4; ++c) acc[j][c] = fmaf(part[c], block_scale, acc[j][c]);

@@ -1,4 +1,4 @@
-// In place of the kernels' own hopper.cuh: the instructions that few_linear.cu and decode_gemm.cu use, on host threads, one for
+// In place of the kernels' own hopper.cuh: the instructions that few_linear.cu, few_experts.cu and decode_gemm.cu use, on host threads, one for
 // each thread of a CTA. Warps meet at a barrier for what they do together (shuffles, products), the CTA for __syncthreads.
 // Copies and products are done when they are asked for. Slow, and exact in which thread holds what and in when a barrier in
 // shared memory opens, which is what a kernel without a GPU can be wrong about.
@@ -68,6 +68,12 @@ template <class T> T __shfl_sync(uint32, T value, int from) {            // of f
     return value;
 }
 template <class T> T __shfl_xor_sync(uint32 all, T value, int mask) { return __shfl_sync(all, value, lane_of() ^ mask); }
+
+inline uint32 __reduce_max_sync(uint32 all, uint32 value) {
+    for (int mask = 16; mask; mask /= 2) value = std::max(value, __shfl_xor_sync(all, value, mask));
+    return value;
+}
+inline uint32 __reduce_min_sync(uint32 all, uint32 value) { return ~__reduce_max_sync(all, ~value); }
 
 inline uint32 to_bf16(float f) {                                        // round to nearest, ties to even
     uint32 bits = as_bits(f);

@@ -43,7 +43,7 @@ class Weights:
     def __init__(self, experts: int) -> None:
         g = torch.Generator("cuda").manual_seed(experts)
         self.experts = experts
-        self.norm = (1 + 0.1 * torch.randn(HIDDEN, generator=g, device="cuda")).bfloat16().float()    # as models do
+        self.norm = (1 + 0.1 * torch.randn(HIDDEN, generator=g, device="cuda")).bfloat16()
         self.router = (torch.randn(experts, HIDDEN, generator=g, device="cuda") / HIDDEN**0.5).bfloat16()
         self.gate_up_bias = torch.randn(experts, GATE_UP, generator=g, device="cuda")
         self.down_bias = torch.randn(experts, HIDDEN, generator=g, device="cuda")

@@ -167,8 +167,8 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
         """
         w = weights
         if backend == "cuda" and few_cuda.takes(x.shape[0], w, precision):
-            logits = router_logits(x, w.router, w.router_bias, w.norm, w.norm_eps)
-            return few_cuda.few_experts(x, logits, w, residual=residual, num_tokens=num_tokens, out=out)
+            made = router_logits(x, w.router, w.router_bias, w.norm, w.norm_eps)
+            return few_cuda.few_experts(x, *made, w, residual=residual, num_tokens=num_tokens, out=out)
         rows = align(x.shape[0], w.gate_up.form)
         r = route(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
                   norm_eps=w.norm_eps, align=rows, local_experts=w.local_experts, num_tokens=num_tokens,

@@ -529,12 +529,13 @@ def route(
 def router_logits(
     x: torch.Tensor, router_weight: torch.Tensor, router_bias: torch.Tensor, norm_weight: torch.Tensor | None = None,
     norm_eps: float = 1e-5,
-) -> torch.Tensor:
-    """The logits alone, [T, E] fp32, of at most FEW_TOKENS tokens; arguments as of `route`. One launch."""
+) -> tuple[torch.Tensor, Quantised]:
+    """The logits alone, [T, E] fp32, of at most FEW_TOKENS tokens, and the (normalised) rows in e4m3; arguments as of
+    `route`. One launch."""
     _check_route(x, router_weight, router_bias, norm_weight)
     if x.shape[0] > FEW_TOKENS:
         raise ValueError(f"router_logits: {x.shape[0]} tokens; at most {FEW_TOKENS} are taken")
-    return _few_logits(x, router_weight, router_bias, norm_weight, norm_eps, False)[0]
+    return _few_logits(x, router_weight, router_bias, norm_weight, norm_eps, True)
 
 
 def _few_logits(

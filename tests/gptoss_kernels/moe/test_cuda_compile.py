@@ -59,10 +59,10 @@ def test_decode_gemm(form, tuning, n, swiglu):
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("experts", [32, 128])
 def test_few_experts(part, experts):
-    """Three CTAs of 256 threads share a multiprocessor in the first part, two in the second."""
+    """16 CTAs of a warp share a multiprocessor in the first part, three of 256 threads in the second."""
     _, used = driver.compile_nvcc("few_experts.cu", dict(few_defines(part, 2880, 2880, experts, 4)))
     print("few_experts", part, experts, used)
-    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= (80, 128)[part]
+    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= (128, 80)[part]
 
 
 @needs_nvcc

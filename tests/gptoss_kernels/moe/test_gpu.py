@@ -127,12 +127,11 @@ def test_layer_in_a_graph_for_new_tokens(make, tokens):
 def test_few_experts_in_a_graph(tokens, experts):
     """Replayed with other tokens, a padding row among them; every expert here, or some, whose shares then add up."""
     w, x = layer(fp8, experts), torch.randn(tokens, 320, device="cuda").bfloat16()
-    w = replace(w, norm=w.norm.float())
     real = torch.tensor([tokens], dtype=torch.int32, device="cuda")
 
     def run(w, **more):
-        logits = router_logits(given, w.router, w.router_bias, w.norm, w.norm_eps)
-        return few_experts(given, logits, w, num_tokens=real, **more)
+        made = router_logits(given, w.router, w.router_bias, w.norm, w.norm_eps)
+        return few_experts(given, *made, w, num_tokens=real, **more)
 
     given = x.clone()
     run(w)
@@ -147,7 +146,7 @@ def test_few_experts_in_a_graph(tokens, experts):
         graph.replay()
         torch.cuda.synchronize()
         exact = moe_layer_reference(given.float(), w, num_tokens=real) - given.float()
-        assert relative(out[:left] - given[:left], exact[:left]) < 2e-2 if left else True
+        assert relative(out[:left] - given[:left], exact[:left]) < LAYER if left else True
         assert torch.equal(out[left:], given[left:])
     parts = [run(part_of(w, begin, begin + experts // 2), residual=False) for begin in (0, experts // 2)]
     assert relative(parts[0].float() + parts[1].float(), out.float() - given.float()) < 2e-2 if tokens > 1 else True

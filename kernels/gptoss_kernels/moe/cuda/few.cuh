@@ -54,11 +54,15 @@ template <int COLUMNS, bool GAIN> DEVICE Pieces token_of(const uint16* x, const 
     return p;
 }
 
-// d += the products of a chunk; up and down: rows g and g + 8.
-template <int COLUMNS> DEVICE void multiply_chunk(float (&d)[4], const Pieces& up, const Pieces& down, const Pieces& token) {
+// d += the products of a chunk in bf16, or in f16; up and down: rows g and g + 8.
+template <int COLUMNS, bool F16 = false>
+DEVICE void multiply_chunk(float (&d)[4], const Pieces& up, const Pieces& down, const Pieces& token) {
 #pragma unroll
-    for (int m = 0; m < COLUMNS / 16; ++m)
-        multiply(d, up.w[2 * m], down.w[2 * m], up.w[2 * m + 1], down.w[2 * m + 1], token.w[2 * m], token.w[2 * m + 1]);
+    for (int m = 0; m < COLUMNS / 16; ++m) {
+        uint32 a0 = up.w[2 * m], a1 = down.w[2 * m], a2 = up.w[2 * m + 1], a3 = down.w[2 * m + 1];
+        if (F16) multiply_f16(d, a0, a1, a2, a3, token.w[2 * m], token.w[2 * m + 1]);
+        else multiply(d, a0, a1, a2, a3, token.w[2 * m], token.w[2 * m + 1]);
+    }
 }
 
 // The clamped SwiGLU of gpt-oss.

@@ -236,6 +236,18 @@ DEVICE uint16 pack_e4m3(float low, float high) {
     return r;
 }
 
+DEVICE uint32 pack_f16(float low, float high) {
+    uint32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+DEVICE uint32 f16_of_e4m3(uint16 two) {
+    uint32 r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
+    return r;
+}
+
 DEVICE uint32 multiply_bf16x2(uint32 a, uint32 b) {
     uint32 r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -250,7 +262,15 @@ DEVICE uint4 load_once(const void* at) {
     return v;
 }
 
-// The same of 4 and of 2 bytes.
+// The same, and the L2 is to fetch all 128 bytes around it.
+DEVICE uint4 load_once_and_more(const void* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+// The first of these of 4 and of 2 bytes.
 DEVICE uint32 load_once_u32(const void* at) {
     uint32 v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at));
@@ -274,6 +294,14 @@ DEVICE void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory");
 // d [16 x 8] += a [16 x 16] . b [16 x 8], bf16 fragments in registers.
 DEVICE void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The same in f16.
+DEVICE void multiply_f16(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));

@@ -85,6 +85,7 @@ inline uint32 multiply_bf16x2(uint32 a, uint32 b) {
     return pack_bf16(bf16_at(a, 0) * bf16_at(b, 0), bf16_at(a, 1) * bf16_at(b, 1));
 }
 inline uint4 load_once(const void* at) { return *(const uint4*)at; }
+inline uint4 load_once_and_more(const void* at) { return load_once(at); }
 inline uint32 load_once_u32(const void* at) { return *(const uint32*)at; }
 inline uint16 load_once_u16(const void* at) { return *(const uint16*)at; }
 inline void copy_async(uint8* to, const void* from) { std::memcpy(to, from, 16); }
@@ -92,9 +93,20 @@ inline void copy_async_wait() {}
 inline void wait_for_previous() {}
 inline void let_next_start() {}
 
+typedef _Float16 half;
+inline uint32 to_f16(float f) { half h = (half)f; uint16 bits; std::memcpy(&bits, &h, 2); return bits; }
+inline uint32 pack_f16(float low, float high) { return to_f16(low) | to_f16(high) << 16; }
+inline float f16_at(uint32 word, int place) {
+    uint16 bits = word >> 16 * place;
+    half h;
+    std::memcpy(&h, &bits, 2);
+    return (float)h;
+}
+
 // m16n8k16: the PTX manual's places. A: row lane / 4 (+ 8 for a1, a3), columns 2 (lane % 4) (+ 8 for a2, a3). B: column
 // lane / 4, rows 2 (lane % 4) (+ 8 for b1). D: row lane / 4 (+ 8 for d2, d3), columns 2 (lane % 4) + 0, 1.
-inline void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {
+inline void multiply_16(float (*number)(uint32, int), float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0,
+                        uint32 b1) {
     uint32 mine[6] = {a0, a1, a2, a3, b0, b1};
     std::memcpy(board[warp_of()][lane_of()], mine, sizeof mine);
     meet();
@@ -105,12 +117,14 @@ inline void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, 
         for (int k = 0; k < 16; ++k) {
             const uint32* a = all[row % 8 * 4 + k % 8 / 2];
             const uint32* b = all[column * 4 + k % 8 / 2];
-            sum += (double)bf16_at(a[row / 8 + k / 8 * 2], k & 1) * bf16_at(b[4 + k / 8], k & 1);
+            sum += (double)number(a[row / 8 + k / 8 * 2], k & 1) * number(b[4 + k / 8], k & 1);
         }
         d[i] = (float)sum;
     }
     meet();
 }
+template <class... Words> void multiply(float (&d)[4], Words... words) { multiply_16(bf16_at, d, words...); }
+template <class... Words> void multiply_f16(float (&d)[4], Words... words) { multiply_16(f16_at, d, words...); }
 
 inline float from_e4m3(uint8 byte) {
     int exponent = byte >> 3 & 15, mantissa = byte & 7;
@@ -123,6 +137,7 @@ inline uint8 to_e4m3(float f) {                                         // round
     return (std::signbit(f) ? 128 : 0) | (units + ((exponent + 6) << 3));
 }
 inline uint16 pack_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
+inline uint32 f16_of_e4m3(uint16 two) { return pack_f16(from_e4m3((uint8)two), from_e4m3(two >> 8)); }
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_reciprocal(float x) { return 1.0f / x; }
 

@@ -5,12 +5,13 @@ A layer in prefill, with what each launch does:
     norm_residual       RMSNorm; x + output bias for later           (e4m3: RMSNorm and quantise)
     product             QKV with its bias
     rope_cache          split, turn, into the pages
-    attention           with the sink
-    product             output projection, accumulated onto x + bias (e4m3: quantise, product with bias onto x)
+    attention           with the sink                                (e4m3: and quantise, before it stores)
+    product             output projection, accumulated onto x + bias (e4m3: with its bias onto x)
     moe_layer           6: route 2 (3 above 8,192 tokens), quantise 1, products 2, combine with the residual 1
 
 Up to 32 tokens, in decode, the norm is part of the QKV product and bias and residual of the output projection, in both
-forms of the weights: one launch each (gptoss_kernels.projection.few).
+forms of the weights: one launch each (gptoss_kernels.projection.few). Attention that writes no e4m3 (of more rows in
+decode, or another's kernel) is followed by a launch that quantises.
 
 Nothing here asks the device for a value, so the same function is captured for decode. A layer of a prompt adds its
 attention to the residual stream in place, where nobody else holds it; its experts write a new one.
@@ -24,6 +25,7 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from gptoss_kernels.projection import MOST_TOKENS, RowPlan, fp8_linear_align, row_plan
+from gptoss_kernels.quant import Quantised, empty_quantised
 from gptoss_kernels.reference.rope import rope_concentration, rope_frequencies, rope_table
 from gptoss_lab.config import ModelConfig
 from gptoss_lab.model.fast.operations import FastOperations
@@ -50,6 +52,7 @@ class Forward:
         self._norm, self._rope = operations.norm_residual.function, operations.rope_cache.function
         self._fp8, self._few = operations.fp8_linear.function, operations.few_linear.function
         self._moe = operations.moe_layer.function
+        self._rounds = operations.fp8_linear.backend != "reference"              # that one multiplies rows as they are
 
     def rows(self, tokens: int) -> RowPlan | None:
         """How `tokens` rows lie in tiles, where the projections need to know."""
@@ -82,11 +85,18 @@ class Forward:
                         zip((k_pages, v_pages), scales or (None, None), strict=True))
         q = self._rope(qkv, step.positions, self.cos, self.sin, k_pages, v_pages, kind.slots, heads=self.heads,
                        scales=scales, rows=kind.rows, keys=keys, values=values)  # [T, Hq, D]
+        room = self._room(len(x), layer.out, step)
         if keys is None:
-            out = kind.plan.run(q, k_pages, v_pages, layer.sinks, scales=scales)
+            out = kind.plan.run(q, k_pages, v_pages, layer.sinks, out=room, scales=scales)
         else:
-            out = kind.plan.run(q, keys, values, layer.sinks)
-        return self._join(base, out.flatten(1), layer.out, step)
+            out = kind.plan.run(q, keys, values, layer.sinks, out=room)
+        return self._join(base, out, layer.out, step)
+
+    def _room(self, tokens: int, out: Projection, step: AnyStep) -> Quantised | None:
+        """Room for attention's output in e4m3, where the output projection takes that, to the end of its last tile."""
+        if tokens <= MOST_TOKENS or out.scale_inv is None or not self._rounds:
+            return None
+        return empty_quantised(step.rows.rows, out.weight.shape[1], out.weight.device)
 
     def _qkv(self, x: torch.Tensor, layer: FastLayer, step: AnyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """The normed rows' QKV, and what the output projection is added onto: x, with that one's bias where a dense
@@ -103,17 +113,27 @@ class Forward:
         normed, base = self._norm(x, layer.attention_norm, layer.out.bias if self.whole_heads else None, eps)
         return linear(normed, layer.qkv.weight, layer.qkv.bias), x if base is None else base
 
-    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: AnyStep) -> torch.Tensor:
-        """base [T, H] + output projection of heads [T, Hq D]; for more than a few rows base is written over."""
-        if heads.shape[0] <= MOST_TOKENS:
+    def _join(
+        self, base: torch.Tensor, heads: torch.Tensor | Quantised, out: Projection, step: AnyStep
+    ) -> torch.Tensor:
+        """base [T, H] + output projection of heads [T, Hq, D], or of e4m3 rows in `_room`; for more than a few rows
+        base is written over."""
+        heads = flat(heads)
+        if base.shape[0] <= MOST_TOKENS:
             return self._few(heads, out.weight, out.bias, scale_inv=out.scale_inv, residual=base)
         if out.scale_inv is not None:
-            return self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=base, add=True)
+            return self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=base, add=True,
+                             dtype=base.dtype)
         return torch.addmm(base, heads, out.weight.t(), out=base)                # in place: no copy of base
 
     def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """x [T, H] -> x + experts [T, H]."""
         return self._moe(x, layer.moe, num_tokens=step.live)
+
+
+def flat(heads: torch.Tensor | Quantised) -> torch.Tensor | Quantised:
+    """heads [T, Hq, D] as [T, Hq D]; rows in e4m3 lie so already."""
+    return heads if isinstance(heads, Quantised) else heads.flatten(1)
 
 
 def rope_tables(config: ModelConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,8 @@ import torch
 from torch.nn.functional import linear
 
 from gptoss_kernels.projection import MOST_TOKENS
-from gptoss_lab.model.fast.forward import Forward, Observe
+from gptoss_kernels.quant import Quantised
+from gptoss_lab.model.fast.forward import Forward, Observe, flat
 from gptoss_lab.model.fast.operations import FastOperations
 from gptoss_lab.model.fast.split import SplitKind, own_keys, split_kinds
 from gptoss_lab.model.fast.step import AnyStep, PrefillStep, Step
@@ -131,23 +132,25 @@ class RankForward(Forward):
             qkv, base = self._qkv(x, layer, step)
             q = self._rope(qkv, step.positions, self.cos, self.sin, *pages, kind.slots, heads=self.heads,
                            scales=scales, keys=own[0], values=own[1])            # [own, Hq, D]
-        out = self._attend(kind, q, own, pages, layer, step.split, scales)
-        return x if out is None else self._join(base, out.flatten(1), layer.out, step)
+        out = self._attend(kind, q, own, pages, layer, step, scales)
+        return x if out is None else self._join(base, out, layer.out, step)
 
     def _attend(
         self, kind: SplitKind, q: torch.Tensor | None, own: tuple[torch.Tensor, torch.Tensor],
-        pages: tuple[torch.Tensor, torch.Tensor], layer: FastLayer, split: SequenceSplit,
+        pages: tuple[torch.Tensor, torch.Tensor], layer: FastLayer, step: RankStep,
         scales: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor | Quantised | None:
         """Move keys and values, keep them, attend with the own queries (None: there are none)."""
-        moved = split.move(torch.cat(own, dim=1), kind.window, "keys and values").chunk(2, dim=1)    # [T, Hkv, D] each
+        whole = step.split.move(torch.cat(own, dim=1), kind.window, "keys and values")               # [T, 2 Hkv, D]
+        moved = whole.chunk(2, dim=1)
         seen = kind.seen(moved, pages, scales)
         kind.keep(moved, pages, scales)
         if q is None:
             return None
+        room = self._room(len(q), layer.out, step)
         if seen is None:
-            return kind.plan.run(q, *pages, layer.sinks, scales=scales)
-        return kind.plan.run(q, *seen, layer.sinks)
+            return kind.plan.run(q, *pages, layer.sinks, out=room, scales=scales)
+        return kind.plan.run(q, *seen, layer.sinks, out=room)
 
     def _qkv(self, x: torch.Tensor, layer: FastLayer, step: AnyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Forward._qkv`; the norm is there already if the last sum made it."""
@@ -156,16 +159,21 @@ class RankForward(Forward):
             return linear(ahead[1], layer.qkv.weight, layer.qkv.bias), x
         return super()._qkv(x, layer, step)
 
-    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: AnyStep) -> torch.Tensor:
-        """base [T, H] + the sum over the ranks of the output projections of their heads [T, Hq D]."""
+    def _join(
+        self, base: torch.Tensor, heads: torch.Tensor | Quantised, out: Projection, step: AnyStep
+    ) -> torch.Tensor:
+        """base [T, H] + the sum over the ranks of the output projections of their heads, as `Forward._join` has them.
+        """
         if self.whole_heads:
             return super()._join(base, heads, out, step)
-        if heads.shape[0] <= MOST_TOKENS:
+        heads, tokens = flat(heads), base.shape[0]
+        if tokens <= MOST_TOKENS:
             part = self._few(heads, out.weight, out.bias, scale_inv=out.scale_inv)
         elif out.scale_inv is not None:
-            part = self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=self.sum.room(heads.shape[0]))
+            part = self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=self.sum.room(tokens),
+                             dtype=base.dtype)
         else:
-            room = self.sum.room(heads.shape[0])
+            room = self.sum.room(tokens)
             part = (linear(heads, out.weight, out.bias) if room is None
                     else torch.addmm(out.bias, heads, out.weight.t(), out=room))
         return self.sum(part, base, "attention")[0]

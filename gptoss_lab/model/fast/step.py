@@ -22,17 +22,19 @@ import torch
 
 from gptoss_kernels.attention import LayerKind, PagedPrefill, Prefill
 from gptoss_kernels.projection import RowPlan
+from gptoss_kernels.quant import Quantised
 from gptoss_kernels.upload import upload
 from gptoss_lab.model.fast.operations import FastOperations
 from gptoss_lab.model.paged import PagedCache, PagePool
 
 
 class Plan(Protocol):
-    """A planned attention; q [T, Hq, D], and keys and values or their pages (then scales too), as its class says."""
+    """A planned attention; q [T, Hq, D], and keys and values or their pages (then scales too), as its class says; out:
+    where its output goes."""
 
     def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, **scales: object
-    ) -> torch.Tensor: ...
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, **more: object
+    ) -> torch.Tensor | Quantised: ...
 
 
 @dataclass(frozen=True)

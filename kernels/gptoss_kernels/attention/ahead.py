@@ -14,20 +14,21 @@ from gptoss_kernels.attention.triton_prefill import next_power_of_two, prefill_k
 
 
 def compile_prefill(
-    layer: LayerKind, *, page_size: int = 0, lse: bool = False, e4m3: bool = False, **changed: int
+    layer: LayerKind, *, page_size: int = 0, lse: bool = False, e4m3: bool = False, quantise: bool = False,
+    **changed: int,
 ) -> Resources:
-    """Compile the prefill kernel for a kind of layer (page_size 0: ragged). e4m3: of the pages. changed: other block
-    sizes or options."""
+    """Compile the prefill kernel for a kind of layer (page_size 0: ragged). e4m3: of the pages. quantise: the output.
+    changed: other block sizes or options."""
     element = DTYPES[layer.dtype]
     constants = {
         "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "HEAD_DIM": layer.head_dim,
         "WINDOWED": layer.window is not None, "PAGED": page_size > 0, "PAGE_SIZE": page_size, "SINK_FIRST": True,
         "LSE": lse, "E4M3": e4m3, "PRECISION": "ieee" if element == "fp32" else "tf32", "INTERPRET": False,
-        **prefill_config(layer), **changed,
+        **_output(quantise), **prefill_config(layer), **changed,
     }
     stored = "fp8e4nv" if e4m3 else element
-    types = {"q": element, "k": stored, "v": stored, "out": element, "sinks": "bf16", "lse": "fp32",
-             "key_scales": "fp32", "value_scales": "fp32"}
+    types = {"q": element, "k": stored, "v": stored, "out": "fp8e4nv" if quantise else element, "sinks": "bf16",
+             "lse": "fp32", "key_scales": "fp32", "value_scales": "fp32", "out_scales": "fp32"}
     return _compile(prefill_kernel, types, constants)
 
 
@@ -60,27 +61,33 @@ def compile_merge(layer: LayerKind, *, splits: int = 8) -> Resources:
     return _compile(merge_kernel, types, constants)
 
 
-def compile_gluon(layer: LayerKind, *, lse: bool = False) -> Resources:
-    """Compile the Gluon prefill kernel for a kind of layer (head_dim 64, 16-bit)."""
+def compile_gluon(layer: LayerKind, *, lse: bool = False, quantise: bool = False) -> Resources:
+    """Compile the Gluon prefill kernel for a kind of layer (head_dim 64, 16-bit). quantise: the output."""
     element = DTYPES[layer.dtype]
     block, constants = OPTIONS["BLOCK"], {
         "NUM_HEADS": layer.num_heads, "GROUP": layer.group, "HEAD_DIM": layer.head_dim, "SINK_FIRST": True, "LSE": lse,
-        **OPTIONS,
+        **_output(quantise), **OPTIONS,
     }
     boxes = {"q_desc": [ROWS // layer.group, layer.group, layer.head_dim], "k_desc": [block, layer.head_dim],
              "v_desc": [block, layer.head_dim]}
     types = {name: f"tensordesc<{element}{box},{tile_layout(len(box))!r}>" for name, box in boxes.items()}
-    pointers = {"out": element, "sinks": "bf16", "lse": "fp32", "tiles": "i32"}
+    pointers = {"out": "fp8e4nv" if quantise else element, "sinks": "bf16", "lse": "fp32", "tiles": "i32",
+                "out_scales": "fp32"}
     signature, attributes = {}, {}
     for index, name in enumerate(gluon_prefill_kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
-        if name in pointers:
+        if name in pointers and name not in constants:
             signature[name] = f"*{pointers[name]}"
             attributes[(index,)] = ALIGNED
         elif name == "scale_log2":
             signature[name] = "fp32"
     source = GluonASTSource(gluon_prefill_kernel, signature, constexprs=constants, attrs=attributes)
     return resources(triton.compile(source, target=HOPPER, options={"num_warps": 4}))
+
+
+def _output(quantise: bool) -> dict[str, object]:
+    """The constants that say whether the output is e4m3; its scales are column-major."""
+    return {"QUANTISE": quantise, "stride_st": 1} | ({} if quantise else {"out_scales": None, "stride_sg": 1})
 
 
 def _compile(kernel: triton.JITFunction, element_types: dict[str, str], constants: dict[str, object]) -> Resources:

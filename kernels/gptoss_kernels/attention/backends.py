@@ -6,7 +6,8 @@ the own Triton kernel; for decode over full caches XQA, before or level with the
 sequence; for sliding layers the own Triton kernel. `choose` returns the backend with its reason, in words.
 
 A plan class takes (layer, ...) and is what a backend registers; an obstacle gets the needs (layer, device, lse,
-page_size, kv_dtype) and returns one line or None. Pages in e4m3 are read by `triton` and `reference`; FlashInfer's
+page_size, kv_dtype) and returns one line or None. A plan whose `quantises` is true writes e4m3 itself when `out` is a
+`Quantised`. Pages in e4m3 are read by `triton` and `reference`; FlashInfer's
 kernels can read such pages too, XQA among them, but are not wired for it here.
 """
 from __future__ import annotations

@@ -7,6 +7,7 @@ import torch
 
 from gptoss_kernels.attention.backends import hopper_obstacle, register_plan, triton_obstacle
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
+from gptoss_kernels.attention.quantised import places, whole_groups
 from gptoss_kernels.upload import upload
 
 LOG2E = 1.4426950408889634
@@ -39,7 +40,7 @@ class GluonPrefill:
         from gptoss_kernels.attention.gluon_prefill import ROWS, WARPGROUPS
         from gptoss_kernels.attention.triton_prefill import tile_table
 
-        self._layer, self._lse = layer, lse
+        self._layer, self._lse, self.quantises = layer, lse, whole_groups(layer)
         queries = WARPGROUPS * max(1, ROWS // layer.group)
         self._tiles = upload(tile_table(cu_q, cu_k.diff(), cu_k[:-1], queries), device)
 
@@ -48,13 +49,14 @@ class GluonPrefill:
 
         n, programs = self._layer, _multiprocessors(q.device)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._lse else None
-        block = OPTIONS["BLOCK"]
+        block, (rows, scales, strides) = OPTIONS["BLOCK"], places(out, n.num_heads)
         gluon_prefill_kernel[(programs,)](
             _descriptor(q, [ROWS // n.group, n.group, n.head_dim]), _descriptor(_flat("k", k), [block, n.head_dim]),
-            _descriptor(_flat("v", v), [block, n.head_dim]), sinks, out, out if lse is None else lse, self._tiles,
-            self._tiles.shape[0], n.num_kv_heads, programs, n.softmax_scale * LOG2E, out.stride(0), out.stride(1),
-            NUM_HEADS=n.num_heads, GROUP=n.group, HEAD_DIM=n.head_dim, SINK_FIRST=self._lse != "without_sink",
-            LSE=lse is not None, num_warps=4, **OPTIONS,
+            _descriptor(_flat("v", v), [block, n.head_dim]), sinks, rows, rows if lse is None else lse, self._tiles,
+            self._tiles.shape[0], n.num_kv_heads, programs, n.softmax_scale * LOG2E, rows.stride(0), rows.stride(1),
+            scales, *strides, NUM_HEADS=n.num_heads, GROUP=n.group, HEAD_DIM=n.head_dim,
+            SINK_FIRST=self._lse != "without_sink", LSE=lse is not None, QUANTISE=scales is not None, num_warps=4,
+            **OPTIONS,
         )
         return out if lse is None else (out, lse)
 

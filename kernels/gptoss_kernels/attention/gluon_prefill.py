@@ -1,6 +1,7 @@
 """Full causal prefill with a sink for Hopper, in Gluon: one warp loads, three warpgroups multiply and exponentiate.
 
-What: the same operation as `triton_prefill` for ragged keys without a window, head_dim 64, 16-bit inputs.
+What: the same operation as `triton_prefill` for ragged keys without a window, head_dim 64, 16-bit inputs; the output
+in their format, or in e4m3 with a scale for each 128 columns, as a product in FP8 takes it.
 
 How: a program stays on its multiprocessor and takes tile after tile. A tile is 192 rows, 64 for each of three
 warpgroups: 24 queries x 8 query heads of one key head. A fourth role, one warp, fetches queries and blocks of 128 keys
@@ -30,6 +31,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+from gptoss_kernels.quant.rounding import to_e4m3_groups
 
 WARPGROUPS = 3
 ROWS = 64                       # rows of a warpgroup
@@ -139,11 +142,25 @@ def _unpack(packed, DTYPE: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
+def _quantise(rows, scales, own, q_begin, q_len, kv_head, stride_st, stride_sg, GROUP: gl.constexpr):
+    """rows [R, D] of the queries from own on as e4m3 [R, D] in the same layout, which keeps the addresses of the store
+    as they are. A group is 128 columns of a token, two neighbouring rows; its scale is stored here."""
+    GROUPS: gl.constexpr = GROUP * rows.shape[1] // 128                      # of one query
+    COUNT: gl.constexpr = rows.shape[0] * rows.shape[1] // 128
+    values, scale = to_e4m3_groups(rows.reshape([COUNT, 128]).to(gl.float32))
+    at = gl.arange(0, COUNT, layout=scale.type.layout)
+    query = own + at // GROUPS
+    group = kv_head * GROUPS + at % GROUPS
+    gl.store(scales + (q_begin + query).to(gl.int64) * stride_st + group * stride_sg, scale, mask=query < q_len)
+    return gl.convert_layout(values.reshape([rows.shape[0], rows.shape[1]]), rows.type.layout, assert_trivial=True)
+
+
+@gluon.jit
 def _consume(
     W: gl.constexpr, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
-    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr, BLOCK: gl.constexpr, DEPTH: gl.constexpr,
-    SINK_FIRST: gl.constexpr, LSE: gl.constexpr,
+    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, out_scales, stride_st, stride_sg,
+    NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, WGS: gl.constexpr, QUERIES: gl.constexpr,
+    BLOCK: gl.constexpr, DEPTH: gl.constexpr, SINK_FIRST: gl.constexpr, LSE: gl.constexpr, QUANTISE: gl.constexpr,
 ):
     """One warpgroup: rows W * 64 .. of every tile."""
     R: gl.constexpr = 64
@@ -216,9 +233,13 @@ def _consume(
                 acc = acc * gl.convert_layout(keep, gl.SliceLayout(1, OUT)).expand_dims(1)
             inverse = 1.0 / gl.where(whole_den > 0.0, whole_den, 1.0)
             acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, OUT)).expand_dims(1)
+            rows = acc
+            if QUANTISE:
+                rows = _quantise(acc.to(q_buf.dtype), out_scales, own, q_begin, q_len, kv_head, stride_st, stride_sg,
+                                 GROUP)
             query = own + row_o // GROUP
             place = (q_begin + query).to(gl.int64) * stride_ot + (kv_head * GROUP + row_o % GROUP) * stride_oh
-            gl.store(out + place.expand_dims(1) + offs_d, acc.to(out.dtype.element_ty),
+            gl.store(out + place.expand_dims(1) + offs_d, rows.to(out.dtype.element_ty),
                      mask=(query < q_len).expand_dims(1))
             if LSE:
                 query_s = own + row // GROUP
@@ -248,12 +269,13 @@ def _turn(
 @gluon.jit
 def gluon_prefill_kernel(
     q_desc, k_desc, v_desc, sinks, out, lse, tiles, num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh,
-    NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr, DEPTH: gl.constexpr,
-    SINK_FIRST: gl.constexpr, LSE: gl.constexpr,
+    out_scales, stride_st, stride_sg, NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK: gl.constexpr, DEPTH: gl.constexpr, SINK_FIRST: gl.constexpr, LSE: gl.constexpr, QUANTISE: gl.constexpr,
 ):
     """Grid (programs): one per multiprocessor. tiles: rows of `triton_prefill.tile_table` for 192 / GROUP queries.
 
     q_desc: [Tq, Hq, D] in boxes of [64 / GROUP, GROUP, D]; k_desc, v_desc: [Tk, Hkv * D] in boxes of [BLOCK, D].
+    out: in q's dtype; with QUANTISE e4m3 of rounded rows, and out_scales [Tq, Hq * D / 128] fp32 (None without).
     """
     WGS: gl.constexpr = 3
     QUERIES: gl.constexpr = WGS * 64 // GROUP
@@ -272,14 +294,14 @@ def gluon_prefill_kernel(
     fence_async_shared()
     gl.warp_specialize([
         (_consume, (0, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
-                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
-                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE)),
+                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, out_scales, stride_st, stride_sg,
+                    NUM_HEADS, GROUP, HEAD_DIM, WGS, QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, QUANTISE)),
         (_consume, (1, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
-                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
-                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE)),
+                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, out_scales, stride_st, stride_sg,
+                    NUM_HEADS, GROUP, HEAD_DIM, WGS, QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, QUANTISE)),
         (_consume, (2, q_buf, k_buf, v_buf, q_full, q_empty, full, empty, sinks, out, lse, tiles,
-                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, NUM_HEADS, GROUP, HEAD_DIM, WGS,
-                    QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE)),
+                    num_tiles, kv_heads, programs, scale_log2, stride_ot, stride_oh, out_scales, stride_st, stride_sg,
+                    NUM_HEADS, GROUP, HEAD_DIM, WGS, QUERIES, BLOCK, DEPTH, SINK_FIRST, LSE, QUANTISE)),
         (_produce, (q_desc, k_desc, v_desc, q_buf, k_buf, v_buf, q_full, q_empty, full, empty,
                     tiles, num_tiles, kv_heads, programs, GROUP, HEAD_DIM, WGS, QUERIES, BLOCK, DEPTH)),
     ], [4, 4, 1], [160, 160, 32])

@@ -91,8 +91,7 @@ def check_tensor(
         raise AttentionError(f"{name} has shape {tuple(tensor.shape)}; [{want}] is needed")
     if tensor.dtype != wanted:
         raise AttentionError(f"{name} is {tensor.dtype}; {wanted} is needed")
-    if not _same_device(tensor.device, device):
-        raise AttentionError(f"{name} is on {tensor.device}; {device} is needed")
+    check_device(name, tensor, device)
     if tensor.numel() and tensor.stride(-1) != 1:
         raise AttentionError(f"{name} has stride {tensor.stride(-1)} in its last dimension; 1 is needed")
 
@@ -106,8 +105,7 @@ def check_sinks(sinks: torch.Tensor | None, layer: LayerKind, device: torch.devi
                              "is needed")
     if sinks.dtype not in (torch.bfloat16, torch.float32):
         raise AttentionError(f"sinks is {sinks.dtype}; bfloat16 or float32 is needed")
-    if not _same_device(sinks.device, device):
-        raise AttentionError(f"sinks is on {sinks.device}; {device} is needed")
+    check_device("sinks", sinks, device)
     return sinks.contiguous()
 
 
@@ -164,11 +162,13 @@ def check_scales(
         if tuple(scale.shape) != (layer.num_kv_heads,) or scale.dtype != torch.float32 or not scale.is_contiguous():
             raise AttentionError(f"the {name} scales are {scale.dtype} of shape {tuple(scale.shape)}; contiguous "
                                  f"float32 [{layer.num_kv_heads}], one per key head, is needed")
-        if not _same_device(scale.device, device):
-            raise AttentionError(f"the {name} scales are on {scale.device}; {device} is needed")
+        check_device(f"the tensor of {name} scales", scale, device)
         if scale.device.type == "cpu" and not bool((scale > 0).all()):
             raise AttentionError(f"the {name} scales are {scale.tolist()}; positive numbers are needed")
 
 
-def _same_device(a: torch.device, b: torch.device) -> bool:
-    return a.type == b.type and (a.index is None or b.index is None or a.index == b.index)
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """AttentionError unless the tensor is on this device; one without an index is any of its type."""
+    here = tensor.device
+    if here.type != device.type or (here.index is not None and device.index is not None and here.index != device.index):
+        raise AttentionError(f"{name} is on {here}; {device} is needed")

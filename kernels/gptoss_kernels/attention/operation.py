@@ -13,21 +13,24 @@ key's scale is a factor of the scores and the value's one of the output, so each
 rescaled or copied.
 
 Names: `lse="with_sink"` returns log(sum_j exp(z_j) + exp(sink)), the whole denominator; `lse="without_sink"` the keys'
-part alone. Both are in natural-log units, fp32, [rows, heads].
+part alone. Both are in natural-log units, fp32, [rows, heads]. `out` may be a `Quantised`: then the rows leave in e4m3,
+[rows, heads * D] with a scale for each 128 columns, as an output projection in FP8 takes them (quantised.py).
 
 What is lost: nothing is sharded here, and no gradient is computed.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from gptoss_kernels.attention import layer as checks
 from gptoss_kernels.attention.backends import choose_backend
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
+from gptoss_kernels.attention.quantised import Output, check_quantised, quantise_rows
+from gptoss_kernels.reference.quant import Quantised
 
-Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Result = Output | tuple[Output, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -59,19 +62,20 @@ class Prefill:
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, *,
-        out: torch.Tensor | None = None,
+        out: Output | None = None,
     ) -> Result:
         """q [Tq, Hq, D], k and v [Tk, Hkv, D], sinks [Hq] bf16 or fp32 in natural-log units, or None.
 
-        out: where to write, [Tq, Hq, D] like q; made if None. Returns out, or (out, lse [Tq, Hq] fp32) if the plan was
-        made with an lse. AttentionError names the argument that does not fit.
+        out: where to write, [Tq, Hq, D] like q; made if None. Or a Quantised of at least Tq rows of Hq * D columns.
+        Returns out, or (out, lse [Tq, Hq] fp32) if the plan was made with an lse. AttentionError names the argument
+        that does not fit.
         """
         n, tq, tk = self.layer, self._rows, self._keys
         checks.check_tensor("q", q, (tq, n.num_heads, n.head_dim), n, self.device)
         checks.check_tensor("k", k, (tk, n.num_kv_heads, n.head_dim), n, self.device)
         checks.check_tensor("v", v, (tk, n.num_kv_heads, n.head_dim), n, self.device)
         sinks, out = checks.check_sinks(sinks, n, self.device), _output(out, q, n, self.device)
-        return self._kernel(q, k, v, sinks, out) if tq else _empty(out, self.lse)
+        return _run(self._kernel, q, k, v, sinks, out) if tq else _empty(out, self)
 
 
 class PagedPrefill:
@@ -107,7 +111,7 @@ class PagedPrefill:
 
     def run(
         self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
-        out: torch.Tensor | None = None, scales: Scales | None = None,
+        out: Output | None = None, scales: Scales | None = None,
     ) -> Result:
         """q [Tq, Hq, D], k_pages and v_pages [pages, page_size, Hkv, D], sinks [Hq] or None. Returns as Prefill.run.
 
@@ -117,9 +121,7 @@ class PagedPrefill:
         checks.check_tensor("q", q, (tq, n.num_heads, n.head_dim), n, self.device)
         _check_cache(k_pages, v_pages, self.page_size, n, self.device, self.kv_dtype, scales)
         sinks, out = checks.check_sinks(sinks, n, self.device), _output(out, q, n, self.device)
-        if not tq:
-            return _empty(out, self.lse)
-        return self._kernel(q, k_pages, v_pages, sinks, out, *(() if scales is None else (scales,)))
+        return _run(self._kernel, q, k_pages, v_pages, sinks, out, scales) if tq else _empty(out, self)
 
 
 class PagedDecode:
@@ -166,7 +168,7 @@ class PagedDecode:
 
     def run(
         self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
-        out: torch.Tensor | None = None, scales: Scales | None = None,
+        out: Output | None = None, scales: Scales | None = None,
     ) -> Result:
         """q [batch, Hq, D], k_pages and v_pages [pages, page_size, Hkv, D], sinks [Hq] or None. Returns as Prefill.run.
 
@@ -177,14 +179,14 @@ class PagedDecode:
         checks.check_tensor("q", q, (self.batch, n.num_heads, n.head_dim), n, self.device)
         _check_cache(k_pages, v_pages, self.page_size, n, self.device, self.kv_dtype, scales)
         sinks, out = checks.check_sinks(sinks, n, self.device), _output(out, q, n, self.device)
-        return self._kernel(q, k_pages, v_pages, sinks, out, *(() if scales is None else (scales,)))
+        return _run(self._kernel, q, k_pages, v_pages, sinks, out, scales)
 
 
 def prefill(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, *,
     cu_seqlens_q: Sequence[int] | torch.Tensor, cu_seqlens_k: Sequence[int] | torch.Tensor | None = None,
     window: int | None = None, scale: float | None = None, lse: str | None = None, backend: str = "auto",
-    out: torch.Tensor | None = None,
+    out: Output | None = None,
 ) -> Result:
     """Prefill, planned and run in one call; see Prefill for shapes and errors."""
     plan = Prefill(checks.layer_of(q, k, window, scale), cu_seqlens_q, cu_seqlens_k, device=q.device, lse=lse,
@@ -196,7 +198,7 @@ def paged_prefill(
     q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
     cu_seqlens_q: Sequence[int] | torch.Tensor, kv_lens: Sequence[int] | torch.Tensor, page_table: torch.Tensor,
     window: int | None = None, scale: float | None = None, lse: str | None = None, backend: str = "auto",
-    out: torch.Tensor | None = None, scales: Scales | None = None,
+    out: Output | None = None, scales: Scales | None = None,
 ) -> Result:
     """PagedPrefill, planned and run in one call; page size and dtype of the pages are k_pages'."""
     plan = PagedPrefill(checks.layer_of(q, k_pages, window, scale), cu_seqlens_q, kv_lens, page_table,
@@ -207,7 +209,7 @@ def paged_prefill(
 def paged_decode(
     q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None, *,
     kv_lens: torch.Tensor, page_table: torch.Tensor, window: int | None = None, scale: float | None = None,
-    lse: str | None = None, backend: str = "auto", out: torch.Tensor | None = None, scales: Scales | None = None,
+    lse: str | None = None, backend: str = "auto", out: Output | None = None, scales: Scales | None = None,
 ) -> Result:
     """PagedDecode, made, stepped and run in one call; page size and dtype of the pages are k_pages'."""
     page_size = k_pages.shape[1]
@@ -218,15 +220,32 @@ def paged_decode(
     return plan.run(q, k_pages, v_pages, sinks, out=out, scales=scales)
 
 
-def _output(out: torch.Tensor | None, q: torch.Tensor, layer: LayerKind, device: torch.device) -> torch.Tensor:
+def _output(out: Output | None, q: torch.Tensor, layer: LayerKind, device: torch.device) -> Output:
     if out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    checks.check_tensor("out", out, q.shape, layer, device)
+    if isinstance(out, Quantised):
+        check_quantised(out, q.shape[0], layer, device)
+    else:
+        checks.check_tensor("out", out, q.shape, layer, device)
     return out
 
 
-def _empty(out: torch.Tensor, lse: str | None) -> Result:
-    return out if lse is None else (out, out.new_empty(out.shape[:2], dtype=torch.float32))
+def _run(
+    kernel: Callable[..., Result], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, out: Output,
+    scales: Scales | None = None,
+) -> Result:
+    """What the kernel gives. One without e4m3 output of its own writes rows of q's dtype, which are quantised next."""
+    more = () if scales is None else (scales,)
+    if not isinstance(out, Quantised) or getattr(kernel, "quantises", False):
+        return kernel(q, k, v, sinks, out, *more)
+    result = kernel(q, k, v, sinks, torch.empty(q.shape, dtype=q.dtype, device=q.device), *more)
+    rows, lse = result if isinstance(result, tuple) else (result, None)
+    quantise_rows(rows, out)
+    return out if lse is None else (out, lse)
+
+
+def _empty(out: Output, plan: Prefill | PagedPrefill) -> Result:
+    return out if plan.lse is None else (out, torch.empty(0, plan.layer.num_heads, device=plan.device))
 
 
 def _check_cache(

@@ -9,6 +9,7 @@ import torch
 
 from gptoss_kernels.attention.backends import register_plan, triton_obstacle
 from gptoss_kernels.attention.layer import AttentionError, LayerKind
+from gptoss_kernels.attention.quantised import places, whole_groups
 from gptoss_kernels.upload import upload
 
 LOG2E = 1.4426950408889634
@@ -46,6 +47,7 @@ class _TilePrefill:
         from gptoss_kernels.attention.triton_prefill import tile_table
 
         self._layer, self._lse, self._config = layer, lse, config or prefill_config(layer)
+        self.quantises = whole_groups(layer)
         queries = self._config["BLOCK_M"] // self._config["GROUP_ROWS"]
         self._tiles = upload(tile_table(cu_q, k_lens, k_begin, queries), device)
 
@@ -54,14 +56,16 @@ class _TilePrefill:
 
         n = self._layer
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if self._lse else None
+        rows, out_scales, strides = places(out, n.num_heads)
         prefill_kernel[(self._tiles.shape[0], n.num_kv_heads)](
-            q, k, v, sinks, out, out if lse is None else lse, self._tiles, table,
+            q, k, v, sinks, rows, rows if lse is None else lse, self._tiles, table,
             *(scales or (sinks, sinks)), n.window or 0, n.softmax_scale * LOG2E,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
-            table.stride(0),
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), rows.stride(0),
+            rows.stride(1), table.stride(0), out_scales, *strides,
             NUM_HEADS=n.num_heads, GROUP=n.group, HEAD_DIM=n.head_dim, WINDOWED=n.window is not None,
             PAGED=page_size > 0, PAGE_SIZE=page_size, SINK_FIRST=self._lse != "without_sink", LSE=lse is not None,
-            E4M3=scales is not None, PRECISION=_precision(n), INTERPRET=INTERPRETED, **self._config,
+            E4M3=scales is not None, QUANTISE=out_scales is not None, PRECISION=_precision(n), INTERPRET=INTERPRETED,
+            **self._config,
         )
         return out if lse is None else (out, lse)
 

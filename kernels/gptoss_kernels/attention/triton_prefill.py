@@ -15,6 +15,9 @@ Pages in e4m3 are widened to the query's format as they are read, which is exact
 score's and the value's into the output, once per head. (Multiplying e4m3 by e4m3 would be faster and would round the
 queries and the weights too.)
 
+With `QUANTISE` the output leaves in e4m3 with a scale for each 128 columns of a token's heads, which is what a product
+in FP8 takes: the rows of a query's heads are neighbours in a tile, so a group is in one program's registers.
+
 What is lost: no warp specialisation by hand and no overlap of one tile's softmax with another's products beyond what
 the compiler finds; the exponentials of a head_dim of 64 cost as much as its products, so that overlap is what the best
 kernels win by.
@@ -28,6 +31,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+
+from gptoss_kernels.quant.rounding import to_e4m3_groups
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -92,17 +97,38 @@ def _block(
 
 
 @triton.jit
+def _quantise(
+    rows, scales, first, q_begin, q_len, kv_head, stride_st, stride_sg,
+    GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):
+    """rows [BLOCK_M, HEAD_DIM] as e4m3. A group is 128 columns of a token, in rows that are neighbours; its scale is
+    stored here."""
+    GROUPS: tl.constexpr = GROUP * HEAD_DIM // 128                           # of one query
+    IN_TILE: tl.constexpr = GROUP_ROWS * HEAD_DIM // 128                     # with those of heads that are not there
+    COUNT: tl.constexpr = rows.shape[0] * HEAD_DIM // 128
+    values, scale = to_e4m3_groups(tl.reshape(rows, [COUNT, 128]).to(tl.float32))
+    at = tl.arange(0, COUNT)
+    query = first + at // IN_TILE
+    group = kv_head * GROUPS + at % IN_TILE
+    tl.store(scales + (q_begin + query).to(tl.int64) * stride_st + group * stride_sg, scale,
+             mask=(at % IN_TILE < GROUPS) & (query < q_len))
+    return tl.reshape(values, [rows.shape[0], HEAD_DIM])
+
+
+@triton.jit
 def prefill_kernel(
     q, k, v, sinks, out, lse, tiles, page_table, key_scales, value_scales,
     window, scale_log2,
     stride_qt, stride_qh, stride_k, stride_kh, stride_v, stride_vh, stride_ot, stride_oh, stride_table,
+    out_scales, stride_st, stride_sg,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, WINDOWED: tl.constexpr,
     PAGED: tl.constexpr, PAGE_SIZE: tl.constexpr, SINK_FIRST: tl.constexpr, LSE: tl.constexpr,
-    E4M3: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    E4M3: tl.constexpr, QUANTISE: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):
     """Grid (tiles, key heads). tiles: the rows of `tile_table`. With PAGED the keys are found through page_table.
-    key_scales, value_scales: [Hkv] fp32, read with E4M3 pages alone."""
+    key_scales, value_scales: [Hkv] fp32, read with E4M3 pages alone. out: in q's dtype; with QUANTISE e4m3 of rounded
+    rows, and out_scales [T, Hq * HEAD_DIM / 128] fp32 (None without)."""
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
     sequence = tl.load(tile)
@@ -161,8 +187,12 @@ def prefill_kernel(
         total = den * keep + tl.math.exp2(sink - safe)
         acc = acc * keep[:, None]
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]                   # nothing seen: 0
+    rows = acc
+    if QUANTISE:
+        rows = _quantise(acc.to(q.dtype.element_ty), out_scales, first, q_begin, q_len, kv_head, stride_st, stride_sg,
+                         GROUP, GROUP_ROWS, HEAD_DIM)
     tl.store(out + token[:, None] * stride_ot + head[:, None] * stride_oh + offs_d[None, :],
-             acc.to(out.dtype.element_ty), mask=real[:, None])
+             rows.to(out.dtype.element_ty), mask=real[:, None])
     if LSE:
         safe_m = tl.where(den > 0.0, m, 0.0)
         value = tl.where(den > 0.0, (safe_m + tl.math.log2(tl.where(den > 0.0, den, 1.0))) * LN2, float("-inf"))

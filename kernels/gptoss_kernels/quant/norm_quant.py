@@ -11,22 +11,13 @@ than in the reference: a value on the edge of two codes may land on the other on
 """
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
 from gptoss_kernels.overlap import OVERLAPPING, after_previous
 from gptoss_kernels.quant.rounding import to_dtype, to_e4m3_groups
-
-
-class Quantised(NamedTuple):
-    """Rows in e4m3: values [rows, H] float8_e4m3fn, scale [rows, ceil(H / 128)] fp32, one of each 128 columns; a row is
-    values * scale. Rows may be more than were asked for, to the end of a tile; nothing is in those."""
-
-    values: torch.Tensor
-    scale: torch.Tensor
+from gptoss_kernels.reference.quant import Quantised
 
 
 def empty_quantised(rows: int, columns: int, device: torch.device | str) -> Quantised:
@@ -134,11 +125,13 @@ def norm_quantise(
     row_of: torch.Tensor | None = None,
     rows: int | None = None,
     norm_eps: float = 1e-5,
+    out: Quantised | None = None,
 ) -> Quantised:
     """Quantise (after RMSNorm, if a weight is given) every row of x, and put it where `row_of` says.
 
     x: [T, H] bf16 or fp32, contiguous. norm_weight: [H]. row_of: [T, k] int32, rows of the output that receive this
     token (-1: nowhere). rows: how many rows the output has; without row_of the first T of them are x's (default: T).
+    out: room for at least so many rows, contiguous values; made if None.
     Returns q [rows, H] float8_e4m3fn and scale [rows, ceil(H / 128)] fp32 (column-major). Rows that nobody was sent to
     keep whatever the memory held, NaN included.
     """
@@ -154,7 +147,7 @@ def norm_quantise(
         raise ValueError(f"norm_quantise: {t} rows do not fit an output of {rows}; at least {t} are needed")
     if row_of is not None and (row_of.dim() != 2 or row_of.shape[0] != t or not row_of.is_contiguous()):
         raise ValueError(f"norm_quantise: row_of has shape {list(row_of.shape)}; [{t}, k] contiguous is needed")
-    made = empty_quantised(t if rows is None else rows, h, x.device)
+    made = empty_quantised(t if rows is None else rows, h, x.device) if out is None else out
     _norm_quantise_kernel[(t,)](
         x, x if norm_weight is None else norm_weight, *made, x if row_of is None else row_of, *made.scale.stride(),
         H=h, COPIES=1 if row_of is None else row_of.shape[1], NORM=norm_weight is not None, PLACED=row_of is not None,

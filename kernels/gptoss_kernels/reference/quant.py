@@ -5,10 +5,20 @@ two per group. In a byte the low nibble is the earlier element. e4m3: 448 is the
 """
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 E4M3_MAX = 448.0
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+class Quantised(NamedTuple):
+    """Rows in e4m3: values [rows, H] float8_e4m3fn, scale [rows, ceil(H / 128)] fp32, one of each 128 columns; a row is
+    values * scale. Rows may be more than were asked for, to the end of a tile; nothing is in those."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
 
 
 def mxfp4_decode(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -6,8 +6,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gptoss_kernels.attention import LayerKind, PagedDecode, paged_decode, paged_prefill, prefill
+from gptoss_kernels.attention import LayerKind, PagedDecode, PagedPrefill, Prefill, paged_decode, paged_prefill, prefill
+from gptoss_kernels.quant import empty_quantised, norm_quantise
 from gptoss_kernels.reference.attention import log_sum_exp_without_sink, sink_attention
+from gptoss_kernels.reference.quant import dequantise_groups
 from gptoss_kernels.registry import backends
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -172,6 +174,72 @@ def test_decode_over_e4m3_pages(window, lens):
         lse_close(name, value, with_sink)
         doubled = paged_decode(q, k_pages, v_pages, s, scales=(scales[0], scales[1] * 2), **where)
         close(f"{name}, value scales doubled", doubled, 2 * out, torch.bfloat16)
+
+
+def check_e4m3_output(plan, given, exact):
+    """A plan's e4m3 rows, in poisoned room with more rows, are those that `norm_quantise` makes of its ordinary output,
+    bit for bit, and near fp64; rows behind the last stay poisoned."""
+    plain, lse = plan.run(*given)
+    t, columns = len(plain), plain[0].numel()
+    out = empty_quantised(-(-t // 128) * 128 + 128, columns, "cuda")
+    out.values.view(torch.uint8).fill_(0x7F)
+    out.scale.fill_(torch.nan)
+    got, again = plan.run(*given, out=out)
+    wanted, name = norm_quantise(plain.flatten(1)), plan.choice.backend
+    assert got is out and torch.equal(lse, again), name
+    assert torch.equal(out.scale[:t], wanted.scale), f"{name}: scales"
+    assert torch.equal(out.values[:t].view(torch.uint8), wanted.values.view(torch.uint8)), f"{name}: codes"
+    assert (out.values[t:].view(torch.uint8) == 0x7F).all() and out.scale[t:].isnan().all(), f"{name}: other rows"
+    meant, exact = dequantise_groups(out.values[:t], out.scale[:t], dtype=torch.float64), exact.flatten(1)
+    assert float((meant - exact).norm() / exact.norm()) < 0.04, name
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefill_into_e4m3_rows(shape, window):
+    seed = torch.seed() % 1000                                              # other numbers in every run
+    q, k, v, s, cu_q, cu_k = batch([1, 127, 300, 65], [1, 127, 1000, 2000], shape, sinks=SINKS, seed=seed)
+    exact = expected(q, k, v, s, cu_q, cu_k, window)[0]
+    for name in built(ready("prefill", window, *shape), shape[2], window):
+        for lse in ("with_sink", "without_sink"):
+            plan = Prefill(LayerKind(*shape, window=window), cu_q, cu_k, device="cuda", backend=name, lse=lse)
+            assert getattr(plan._kernel, "quantises", False) == (
+                name in ("triton", "gluon") and shape[0] // shape[1] * shape[2] % 128 == 0), name
+            check_e4m3_output(plan, (q, k, v, s), exact)
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_paged_prefill_into_e4m3_rows(window):
+    shape = (64, 8, 64)
+    q, k, v, s, cu_q, cu_k = batch([1, 128, 333], [129, 128, 3000], shape, sinks=SINKS, seed=torch.seed() % 1000)
+    codes, scales, meant = in_e4m3(k, v)
+    for keys, more, exact in (((k, v), {}, expected(q, k, v, s, cu_q, cu_k, window)[0]),
+                              (codes, {"scales": scales}, expected(q, *meant, s, cu_q, cu_k, window)[0])):
+        k_pages, v_pages, lens, table = to_pages(*keys, cu_k, 64)
+        names = ready_for_e4m3("paged_prefill", window, shape) if more else ready("paged_prefill", window, *shape)
+        for name in built(names, 64, window):
+            plan = PagedPrefill(LayerKind(*shape, window=window), cu_q, lens, table, page_size=64, device="cuda",
+                                backend=name, lse="with_sink", kv_dtype=k_pages.dtype)
+            run = plan.run
+            plan.run = lambda *given, run=run, more=more, **out: run(*given, **more, **out)
+            check_e4m3_output(plan, (q, k_pages, v_pages, s), exact)
+
+
+@pytest.mark.parametrize("tokens", [8192, 8191])
+def test_a_long_prompt_into_e4m3_rows(tokens):
+    """Every program of the Gluon kernel takes many tiles, and without an LSE, as in a model."""
+    q, k, v, s, cu_q, _ = batch([tokens], [tokens], SHAPES[0], seed=torch.seed() % 1000)
+    for window in (None, 128):
+        for name in {"triton", "gluon"} & set(ready("prefill", window, *SHAPES[0])):
+            plan = Prefill(LayerKind(*SHAPES[0], window=window), cu_q, device="cuda", backend=name)
+            wanted = norm_quantise(plan.run(q, k, v, s).flatten(1))
+            for _ in range(3):
+                out = empty_quantised(8192, 4096, "cuda")
+                out.values.view(torch.uint8).fill_(0x7F)
+                out.scale.fill_(torch.nan)
+                plan.run(q, k, v, s, out=out)
+                assert torch.equal(out.scale[:tokens], wanted.scale), name
+                assert torch.equal(out.values[:tokens].view(torch.uint8), wanted.values.view(torch.uint8)), name
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

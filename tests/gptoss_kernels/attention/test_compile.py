@@ -48,6 +48,24 @@ def test_gluon_kernel(layer):
     assert made.wgmma == 108 and made.threads == 512 and made.stack <= 64 and made.shared <= 227 * 1024
 
 
+@pytest.mark.parametrize(("layer", "pages"), [(FULL, {}), (SLIDING, {}), (FULL, {"page_size": 64, "e4m3": True})])
+def test_e4m3_output_costs_no_program_and_no_spill(layer, pages):
+    """On the H200's Triton 122, 82 and 128 registers where the bf16 output takes 123, 94 and 128; and a store of half
+    the bytes."""
+    made, plain = (ahead.compile_prefill(layer, quantise=quantise, **pages) for quantise in (True, False))
+    assert made.stack == 0 and made.wgmma == plain.wgmma and "cvt.rn.satfinite.e4m3x2.f32" in made.ptx
+    assert 2 * made.registers * made.threads <= 65536 and made.shared <= plain.shared
+    assert "e4m3x2.f32" not in plain.ptx
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_gluon_kernel_with_e4m3_output(lse):
+    """It spills no byte that the bf16 form does not: a consumer has 160 registers, and they are full."""
+    made, plain = (ahead.compile_gluon(FULL, lse=lse, quantise=quantise) for quantise in (True, False))
+    assert made.stack <= plain.stack and made.registers <= plain.registers and made.shared <= plain.shared + 64
+    assert made.wgmma == plain.wgmma and "cvt.rn.satfinite.e4m3x2.f32" in made.ptx
+
+
 @pytest.mark.parametrize("layer", [FULL, SLIDING])
 def test_e4m3_pages_cost_no_program_and_no_spill(layer):
     """Half the shared memory for keys and values; they are widened in registers, and as many programs fit as before."""

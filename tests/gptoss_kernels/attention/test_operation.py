@@ -14,6 +14,7 @@ from gptoss_kernels.attention import (
     prefill,
 )
 from gptoss_kernels.attention.sinks import add_sink_to_lse, rescale_by_sink
+from gptoss_kernels.reference.quant import Quantised, quantise_groups
 from gptoss_kernels.registry import BackendUnavailable, backends
 
 
@@ -234,3 +235,57 @@ def test_scales_and_pages_that_do_not_fit(change, message):
         paged_decode(torch.zeros(1, 6, 16), *pages, None, **given)
     with pytest.raises(AttentionError, match=message):
         paged_prefill(torch.zeros(2, 6, 16), *pages, None, cu_seqlens_q=[0, 2], **given)
+
+
+def e4m3_room(rows, columns=256, groups=2):
+    """A Quantised of these rows, in NaN."""
+    values = torch.full((rows, columns), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    return Quantised(values, torch.full((rows, groups), torch.nan))
+
+
+@pytest.mark.parametrize("lse", [None, "with_sink"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_e4m3_are_the_rounded_rows_quantised(dtype, lse):
+    """By the reference, in all three forms; rows behind the last stay as they are."""
+    q, k, v, sinks = tensors(20, heads=4, kv_heads=2, dim=64)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    pages = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 12)).view(2, 16, 2, 64) for x in (k, v)]
+    lens, table = torch.tensor([20], dtype=torch.int32), torch.tensor([[0, 1]], dtype=torch.int32)
+    more = {"backend": "reference", "lse": lse}
+    cached = {"kv_lens": lens, "page_table": table, **more}
+    for run, rows in ((lambda **o: prefill(q, k, v, sinks, cu_seqlens_q=[0, 20], **more, **o), 20),
+                      (lambda **o: paged_prefill(q[3:], *pages, sinks, cu_seqlens_q=[0, 17], **cached, **o), 17),
+                      (lambda **o: paged_decode(q[-1:], *pages, sinks, **cached, **o), 1)):
+        out = e4m3_room(rows + 3)
+        got, plain = run(out=out), run()
+        if lse is not None:
+            (got, value), (plain, wanted) = got, plain
+            assert torch.equal(value, wanted)
+        assert got is out and out.scale[rows:].isnan().all() and (out.values[rows:].view(torch.uint8) == 0x7F).all()
+        codes, scale = quantise_groups(plain.flatten(1))
+        assert torch.equal(out.scale[:rows], scale)
+        assert torch.equal(out.values[:rows].view(torch.uint8), codes.view(torch.uint8))
+
+
+def test_a_batch_without_queries_leaves_e4m3_rows_alone():
+    empty, out = torch.zeros(0, 4, 64), e4m3_room(2)
+    got, lse = prefill(empty, torch.zeros(0, 2, 64), torch.zeros(0, 2, 64), None, cu_seqlens_q=[0, 0], lse="with_sink",
+                       out=out)
+    assert got is out and lse.shape == (0, 4) and out.scale.isnan().all()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"values": torch.zeros(4, 256)}, r"out.values is torch.float32 of shape \(4, 256\); torch.float8_e4m3fn of at "
+                                      r"least \[4, 256\] is needed"),
+    ({"values": e4m3_room(3).values}, r"out.values is torch.float8_e4m3fn of shape \(3, 256\)"),
+    ({"values": e4m3_room(4, 128).values}, r"out.values .* of shape \(4, 128\)"),
+    ({"values": e4m3_room(4).values.view(4, 4, 64)}, r"out.values .* of shape \(4, 4, 64\)"),
+    ({"values": e4m3_room(4, 512).values[:, :256]}, r"out.values has strides \(512, 1\); contiguous rows are needed"),
+    ({"scale": torch.ones(4, 4)}, r"out.scale is torch.float32 of shape \(4, 4\); torch.float32 of at least \[4, 2\]"),
+    ({"scale": torch.ones(4, 2).half()}, "out.scale is torch.float16"),
+    ({"scale": torch.ones(4, 2, device="meta")}, "out.scale is on meta; cpu is needed"),
+])
+def test_room_for_e4m3_rows_that_does_not_fit(change, message):
+    q, k, v, sinks = tensors(4, heads=4, kv_heads=2, dim=64)
+    with pytest.raises(AttentionError, match=message):
+        prefill(q, k, v, sinks, cu_seqlens_q=[0, 4], backend="reference", out=e4m3_room(4)._replace(**change))

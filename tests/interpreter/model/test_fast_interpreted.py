@@ -3,6 +3,7 @@ import pytest
 import torch
 from random_models import config, distance, random_source, tokens
 
+from gptoss_kernels.quant import Quantised
 from gptoss_lab.model.fast import FastTransformer, LaidOut, lay_out, make_pool
 from gptoss_lab.model.load import build_model
 
@@ -79,6 +80,20 @@ def test_e4m3_activations_cost_a_few_per_cent(source, projections, limit):
     got, exact = logits_of(model, ids, [20], 4), plain(ids, logits="all")
     error = (got - exact).norm(dim=1) / exact.norm(dim=1)
     assert 1e-3 < error.median() <= limit
+
+
+def test_rows_that_attention_quantises_change_no_bit():
+    """Two chunks of a prompt with e4m3 projections, over contiguous keys and over pages: the very logits of a forward
+    whose output projection quantises them."""
+    source = random_source(config(num_layers=2, max_position_embeddings=512, num_heads=4, head_dim=64))
+    model = fast(source, {"moe_layer": "reference"}, projections="fp8", graphs=False)
+    ids, results, given = tokens(model.config, 66), [], []
+    join = model._forward._join
+    model._forward._join = lambda base, rows, *more: given.append(type(rows)) or join(base, rows, *more)
+    for rounds in (True, False):
+        model._forward._rounds = rounds
+        results.append(logits_of(model, ids, [33, 33], 0))
+    assert torch.equal(*results) and given == [Quantised] * 4 + [torch.Tensor] * 4
 
 
 def test_padding_rows_change_no_bit(source):

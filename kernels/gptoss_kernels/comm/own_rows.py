@@ -137,8 +137,10 @@ def hand_out_kernel(ids_ptr, weights_ptr, to_ids_ptr, to_weights_ptr, flags_ptr,
 
 def sum_rows_config(rows: int, world: int) -> dict[str, int]:
     """Tile and launch options of `sum_rows_kernel` for the most own rows of any rank: a program has as many rows on
-    their way as registers hold of all parts, two programs share a multiprocessor. One for all ranks: they meet."""
-    return {"ROWS": max(1, 8 // world), "GROUPS": 8, "num_warps": 8, "maxnreg": 128}
+    their way as registers hold of all parts, or fewer where not all programs would have some; two programs share a
+    multiprocessor. The same on all ranks, since programs meet."""
+    each = max(1, rows // PROGRAMS)
+    return {"ROWS": min(max(1, 8 // world), 1 << each.bit_length() - 1), "GROUPS": 8, "num_warps": 8, "maxnreg": 128}
 
 
 def launch_sum_rows(

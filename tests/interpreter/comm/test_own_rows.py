@@ -3,12 +3,19 @@ rank after rank, with the flags set beforehand as if all peers had come (as in t
 import pytest
 import torch
 
-from gptoss_kernels.comm import own_ranges
+from gptoss_kernels.comm import own_ranges, own_rows
 from gptoss_kernels.comm.own_rows import PROGRAMS, launch_hand_out, launch_sum_rows
 from gptoss_kernels.comm.reference import sum_own_rows
 from gptoss_kernels.reference.quant import dequantise_groups
 
 NOTHING = 0x7F                                          # of a code: NaN
+MANY = own_rows.sum_rows_config                         # of many rows
+
+
+@pytest.fixture(autouse=True)
+def rows_at_once(monkeypatch):
+    """Few rows are taken in the blocks that many have."""
+    monkeypatch.setattr(own_rows, "sum_rows_config", lambda rows, world: MANY(4096, world))
 
 
 class World:
@@ -67,6 +74,26 @@ def test_everyone_has_all_rows(world, tokens, hidden, dtype):
     assert apart.max() <= 1 and (apart > 0).float().mean() < (0.02 if dtype == torch.bfloat16 else 1e-3)
     exact = dequantise_groups(codes, scale)
     assert (dequantise_groups(*found) - exact).norm() <= 0.01 * exact.norm()
+
+
+def test_rows_of_a_program():
+    """Four for many rows of two ranks; fewer for more ranks, and where some programs would have none."""
+    assert [MANY(rows, 2)["ROWS"] for rows in (8, 512, 515, 1023, 1024, 4096)] == [1, 2, 2, 2, 4, 4]
+    assert [MANY(4096, world)["ROWS"] for world in (2, 3, 4, 8)] == [4, 2, 2, 1]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_other_blocks_give_the_same(monkeypatch, rows):
+    one, other = World(2, 37, 192), World(2, 37, 192)
+    for rank in range(2):
+        one.run(rank)
+    monkeypatch.setattr(own_rows, "sum_rows_config", lambda *_: MANY(4096, 2) | {"ROWS": rows})
+    for rank in range(2):
+        other.run(rank)
+        assert torch.equal(one.sums[rank], other.sums[rank])
+    for rank in range(2):                               # but for the order in which a row's squares are summed
+        assert (one.values[rank] != other.values[rank]).float().mean() < 0.01
+        assert torch.allclose(one.scales[rank][:, :37], other.scales[rank][:, :37], rtol=2**-7)
 
 
 @pytest.mark.parametrize("meet", [True, False])

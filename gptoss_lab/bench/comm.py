@@ -3,8 +3,9 @@
 On GPUs each form is captured as a CUDA graph of several calls, as an engine runs it, and the graphs are replayed in
 turn: our kernel in both forms, the part lying where the layer before wrote it for the peers ("in place") or in ordinary
 memory, out of which the kernel copies it first; NCCL with add and norm behind it, and NCCL's all-reduce alone. All are
-first compared with the plain sum of all ranks' parts. On CPU ranks gloo's plain form is timed, which says nothing about
-NVLink but runs every line that is not a kernel.
+first compared with the plain sum of all ranks' parts. For many rows also the sum in which each rank adds rows of its
+own and hands out their norm in e4m3: it brings fewer bytes, and what follows need not norm and quantise. On CPU ranks
+gloo's plain form is timed, which says nothing about NVLink but runs every line that is not a kernel.
 Bound: 2 (p - 1) / p of the bytes over one direction of NVLink (450 GB/s).
 
     gptoss-lab bench comm --ranks 2
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from gptoss_kernels.comm import all_reduce_norm
 from gptoss_kernels.graph import capturing
 from gptoss_kernels.reference.norm import rms_norm
+from gptoss_kernels.reference.quant import dequantise_groups
 from gptoss_lab import results
 from gptoss_lab.config import ModelConfig, preset
 from gptoss_lab.cost.hardware import H200
@@ -34,6 +36,10 @@ from gptoss_lab.parallel import Ranks, TorchRanks, from_torchrun
 from gptoss_lab.parallel.groups import Group
 from gptoss_lab.parallel.torch_group import TorchGroup
 
+if TYPE_CHECKING:
+    from gptoss_kernels.comm import FusedAllReduce
+
+OWN_ROWS = 1024                 # from so many rows on a prompt's steps take own rows
 ROWS = (1, 8, 128, 32, 1024, 8192, 65536)
 CALLS = 20                      # in one graph; even, since two buffers take turns
 TARGETS = {1: 8.0, 8: 8.0, 128: 12.0}
@@ -95,7 +101,33 @@ def _forms(
 
         forms = {f"triton {form}{where}": kernel(form, given) for form in ("one_shot", "two_shot")
                  for where, given in ((", in place", None), ("", part))} | forms
+        if len(part) >= OWN_ROWS:
+            forms["triton own rows in e4m3, in place"] = _own_rows(own, group, fused, residual, weight)
     return forms
+
+
+def _own_rows(
+    own: TorchRanks, group: TorchGroup, sums: FusedAllReduce, residual: torch.Tensor, weight: torch.Tensor
+) -> Callable[[], None]:
+    """A call of that form; checked here, once, since it gives other rows and another dtype. RuntimeError."""
+    from gptoss_kernels.comm import FusedOwnRows, own_ranges
+
+    tokens, fused = len(residual), FusedOwnRows(sums, group.process_group, 4)
+    mine = own_ranges(tokens, own.world)[own.rank]
+    kept = residual[mine.start : mine.stop].contiguous()
+    summed, _ = sums(residual, None, part=sums.part(tokens))
+    total, rows = fused(sums.part(tokens), kept, weight)
+    if not torch.equal(total, summed[mine.start : mine.stop]):
+        raise RuntimeError("own rows: the sum is another one than that of whole rows")
+    normed = rms_norm(summed, weight).float()
+    error = (dequantise_groups(rows.values[:tokens], rows.scale[:tokens]) - normed).norm() / normed.norm()
+    if not error <= 0.04:
+        raise RuntimeError(f"own rows: relative error of the norm in e4m3 is {error:.2e}; at most 0.04 is right")
+
+    def call() -> None:
+        fused(sums.part(tokens), kept, weight)
+
+    return call
 
 
 def _compare(name: str, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:

@@ -15,6 +15,7 @@
     groups.py       the exchanges; torch_group.py over torch.distributed, simulated.py between threads
     collectives.py  the model's collectives for a plan: sums, dispatch, combine
     residual.py     residual + sum over the ranks (+ norm): one kernel over NVLink, or an all-reduce
+    own_rows.py     the same for long prompts: each rank sums rows of its own and hands them out in e4m3
     sequence.py     splitting the tokens of a step (SP)
     vocabulary.py   choosing tokens from sharded logits
     launch.py       processes on this machine; torch_ranks.py one process, also under torchrun; watch.py who is late

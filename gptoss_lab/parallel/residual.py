@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import socket
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
 from gptoss_lab.parallel.groups import Group
+
+if TYPE_CHECKING:
+    from gptoss_lab.parallel.own_rows import OwnRows
 
 
 class ResidualSum:
@@ -34,7 +38,7 @@ class ResidualSum:
         self.reason = fused_obstacle(group, dtype, torch.device(device))
         if self.reason is None and calls % 2:
             self.reason = f"the group's all-reduce: a step makes {calls} sums, and the kernel's two buffers take turns"
-        self._fused = None
+        self._fused, self._own_rows = None, None
         if self.reason is None:
             from gptoss_kernels.comm import FusedAllReduce
 
@@ -57,6 +61,15 @@ class ResidualSum:
         """Where the part of the next call, [rows, H], had best be written: from elsewhere the kernel copies it first.
         None where there is no such place."""
         return self._fused.part(rows) if rows and self.form(rows) != "plain" else None
+
+    def own_rows(self, top: int) -> OwnRows:
+        """Sums in which each rank keeps rows of its own, in the same buffers; a call of those is a call of a step as
+        well. top: experts of a token. Made by all ranks together, at the first call."""
+        if self._own_rows is None:
+            from gptoss_lab.parallel.own_rows import OwnRows
+
+            self._own_rows = OwnRows(self.group, self._fused, top)
+        return self._own_rows
 
     def __call__(
         self, part: torch.Tensor, residual: torch.Tensor, what: str, norm_weight: torch.Tensor | None = None,

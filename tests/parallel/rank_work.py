@@ -7,8 +7,11 @@ import time
 
 import torch
 
+from gptoss_lab.bench.rank_model import RankSubject, centre_routers, fast_weights
+from gptoss_lab.config import preset
 from gptoss_lab.engine.disaggregation import Disaggregated
 from gptoss_lab.engine.ranks import RankEngine, load_fast_share, load_share
+from gptoss_lab.model.fast import fast_share
 from gptoss_lab.parallel import Plan, PlanError, RankError
 
 
@@ -39,6 +42,40 @@ def fast_error(own, path, plan, exact):
         return 0.0, model._forward.sum.reason
     rows = torch.cat(found).cpu()
     return ((rows - exact).norm(dim=1) / exact.norm(dim=1)).max().item(), model._forward.sum.reason
+
+
+def own_rows_error(own, plan, rounds):
+    """Three layers of gpt-oss-20b with made weights, e4m3 throughout: prompts whose rows are cut between the ranks
+    against the same ones by whole sums, several times over. The largest median of a round of the rows' relative errors;
+    whether repeated runs gave the same bits; and the rows of the steps that were cut."""
+    subject = RankSubject(preset("gpt-oss-20b").with_layers(3), plan, "fp8", projections="fp8")
+    groups = own.plan_groups(plan)
+    weights = fast_weights(subject, groups, own.device, torch.bfloat16)
+    centre_routers(weights, groups)
+    model = fast_share(weights, groups, tokens=8192, sequences=2, sizes=(1, 2), graphs=False, rank_rows=4096)
+    cut, taken = model._forward.own_rows, []
+    takes = cut.takes
+    cut.takes = lambda rows: takes(rows) and not taken.append(rows)
+
+    def logits(seed):
+        g = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, subject.config.vocab_size, (3300,), generator=g).to(own.device)
+        caches = [model.new_cache() for _ in range(2)]
+        found = [model(ids[:1501], [1401, 100], caches), model(ids[1501:3000], [99, 1400], caches, logits="all"),
+                 model(ids[3000:3298], [98, 200], caches), model(ids[3298:], [1, 1], caches)]
+        for cache in caches:
+            cache.release()
+        return torch.cat([rows.float() for rows in found])
+
+    medians, same = [], True
+    for seed in range(rounds):
+        model._forward.own_rows = cut
+        ours, again = logits(seed), logits(seed)
+        same = same and torch.equal(ours, again)
+        model._forward.own_rows = None
+        whole = logits(seed)
+        medians.append(((ours - whole).norm(dim=1) / whole.norm(dim=1)).median().item())
+    return max(medians), same, sorted(set(taken))
 
 
 def places(own, plan):

@@ -47,6 +47,14 @@ def test_logits_of_the_fast_forward(two, plan):
         assert ("one kernel up to the 256 rows" in reason) == (plan.tp > 1)
 
 
+@pytest.mark.parametrize("plan", [Plan(2, 1, 2), Plan(1, 1, 2)], ids=str)
+def test_prompts_whose_rows_are_cut_between_the_ranks(two, plan):
+    """The same arithmetic in another order: a few codes of e4m3 differ, and what they do to a bf16 stream."""
+    for error, same, taken in two.run(rank_work.own_rows_error, plan, 4):
+        assert error <= 0.02 and same
+        assert taken == [1499, 1501]
+
+
 def test_prefill_on_one_and_decode_on_the_other(two, expected):
     found = two.run(rank_work.hand_over, ensure_nano(), Pair(Plan(), Plan()), PROMPTS, GREEDY)
     assert [c.tokens for c in merged(found)] == expected

@@ -5,6 +5,7 @@
     step.py         what the layers of a prefill step share; decode.py: the same for decode, in fixed buffers
     forward.py      the layers
     ranks.py        the layers where several ranks hold the model; split.py: a prompt's tokens over the ranks
+    own_rows.py     the layers of a long prompt whose rows are cut between the ranks
     graphs.py       decode steps captured at batch sizes, spare rows masked
     share.py        one rank's weights and model
     source.py       the same weights for the plain model, to compare with

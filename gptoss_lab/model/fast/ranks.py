@@ -2,9 +2,9 @@
 
 What differs from one rank is where sums end. With the heads cut (TP) the output projection gives a part of a sum, and
 so do the experts: both end in a `ResidualSum`, one kernel that adds all ranks' parts and the residual, and for a prompt
-norms what the next QKV product takes. Where ranks have different tokens (a split prompt, data parallel groups) the
-experts' input is gathered from all of them, routed again here for the experts that are here, and the parts go back by
-a reduce-scatter.
+norms what the next QKV product takes; of a long prompt each rank sums rows of its own alone (own_rows.py). Where ranks
+have different tokens (a split prompt, data parallel groups) the experts' input is gathered from all of them, routed
+again here for the experts that are here, and the parts go back by a reduce-scatter.
 
 Gathered, not sent to chosen ranks: with four experts a token and two ranks 94 % of the tokens are needed on the other
 one anyway, and a choice would have to be known on the host before it could be sent. At eight ranks a choice would move
@@ -25,6 +25,7 @@ from gptoss_kernels.projection import MOST_TOKENS
 from gptoss_kernels.quant import Quantised
 from gptoss_lab.model.fast.forward import Forward, Observe, flat
 from gptoss_lab.model.fast.operations import FastOperations
+from gptoss_lab.model.fast.own_rows import OwnRowsForward, obstacle
 from gptoss_lab.model.fast.split import SplitKind, own_keys, split_kinds
 from gptoss_lab.model.fast.step import AnyStep, PrefillStep, Step
 from gptoss_lab.model.fast.weights import FastLayer, FastWeights, Projection
@@ -65,6 +66,8 @@ class RankForward(Forward):
         self.sum = ranks.residual_sum(rows, weights.dtype, weights.device,
                                       calls=config.num_layers * (1 if self.whole_heads else 2))
         self._ahead: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        why_not = "several data-parallel groups have other rows" if plan.dp > 1 else obstacle(self, self.sum)
+        self.own_rows = None if why_not else OwnRowsForward(self, self.sum)
 
     def prefill(
         self, ids: torch.Tensor, lengths: Sequence[int], caches: Sequence[PagedCache], logits: str,
@@ -86,6 +89,8 @@ class RankForward(Forward):
             step = PrefillStep(self.pool, caches, lengths, self.heads, self.operations, self.rows(sum(lengths)))
         if self.groups > 1:
             step = with_counts(step, self.ranks.counts)
+        if self.own_rows is not None and self.own_rows.takes(len(ids)):
+            return self.own_rows.prefill(ids, lengths, step, logits, observe)
         x = self.hidden(ids, step, observe)
         if logits == "none":
             return None

@@ -111,6 +111,12 @@ class FusedAllReduce:
             raise ValueError(f"{rows} rows; at least 1 and at most {self.rows} are expected")
         return self._parts[self._turn].own[:rows]
 
+    def take_turn(self) -> torch.Tensor:
+        """Addresses of the parts of the call that begins, [world] int64; `part` is now of the next one. Every call
+        that takes one begins with a meeting of all ranks: two buffers are then enough."""
+        addresses, self._turn = self._parts[self._turn].addresses, 1 - self._turn
+        return addresses
+
     def __call__(
         self, residual: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-5, form: str | None = None,
         part: torch.Tensor | None = None,
@@ -132,8 +138,7 @@ class FusedAllReduce:
         form = choose_form(rows, self.world) if form is None else form
         total = self._sum.own[:rows] if form == "two_shot" else torch.empty_like(residual)
         normed = None if weight is None else torch.empty_like(residual)
-        launch(form, parts=self._parts[self._turn].addresses, sums=self._sum.addresses, flags=self._flags.addresses,
+        launch(form, parts=self.take_turn(), sums=self._sum.addresses, flags=self._flags.addresses,
                meetings=self._meetings, own_sum=total, residual=residual, weight=weight, normed=normed, rank=self.rank,
                world=self.world, eps=eps, part=part)
-        self._turn = 1 - self._turn
         return total, normed

@@ -12,6 +12,6 @@ __all__ = ["GroupLayout", "group_layout", "max_tiles", "padding_share"]
 if find_spec("triton") is not None:
     from gptoss_kernels.moe.combine import combine
     from gptoss_kernels.moe.layer import LayerWeights
-    from gptoss_kernels.moe.routing import Routing, place, route
+    from gptoss_kernels.moe.routing import Routing, choose, place, route
 
-    __all__ += ["LayerWeights", "Routing", "combine", "place", "route"]
+    __all__ += ["LayerWeights", "Routing", "choose", "combine", "place", "route"]

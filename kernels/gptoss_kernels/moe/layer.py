@@ -7,7 +7,8 @@ so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: rout
 a part of the routing), GEMM 2, combine 1. Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form;
 above, the tensor-core form with SwiGLU fused. One token with FP8 experts takes three launches in all (`few_cuda`).
 `choose("moe_layer", backend, device=..., expert_form=..., dtype=..., hidden_size=...)` decides once and says why.
-The same backends serve the operation "moe", the experts alone after a router of the caller's.
+The same backends serve the two halves: "choose_experts", and "moe", the experts alone after a choice made elsewhere,
+whose rows may be quantised already.
 """
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ import triton
 
 from gptoss_kernels.moe import decode_cuda, deepgemm, few_cuda, gemm_cuda, gemm_triton
 from gptoss_kernels.moe.combine import combine
-from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, place, route, router_logits
-from gptoss_kernels.quant import norm_quantise, swiglu_quantise
+from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, choose, place, route, router_logits
+from gptoss_kernels.quant import Quantised, norm_quantise, place_rows, swiglu_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.experts import moe as reference_moe
 from gptoss_kernels.reference.moe import route as reference_route
@@ -84,34 +85,51 @@ def _cuda_align(tokens: int, form: str) -> int:
     return decode_cuda.TILE if tokens <= FEW_TOKENS or form == "mxfp4" else gemm_cuda.TILE_M
 
 
-def _cuda_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts) -> torch.Tensor:
-    """y [rows, H] bf16, down bias included. x: [T, H]; norm: [H] or None if x is normalised already."""
+Rows = torch.Tensor | Quantised
+
+
+def _placed(x: Rows, norm: torch.Tensor | None, eps: float, r: Routing) -> Quantised:
+    """The rows of r's tokens in e4m3, sorted by expert. x: [T, H]; norm: [H] or None if x is normalised already."""
+    if isinstance(x, Quantised):
+        return place_rows(x, r.row_of, r.rows)
+    return norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+
+
+def _cuda_experts(
+    x: Rows, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """y [rows, H] bf16, down bias included. x, norm: as of `_placed`."""
     up, down, swiglu = e.gate_up, e.down, {"swiglu": True, "alpha": e.alpha, "limit": e.limit}
     if r.align == decode_cuda.TILE:
-        q, scale = r.quantised or norm_quantise(x, norm, norm_eps=eps)
+        q, scale = x if isinstance(x, Quantised) else r.quantised or norm_quantise(x, norm, norm_eps=eps)
         h, h_scale = decode_cuda.decode_gemm(q, scale, up, e.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
         return decode_cuda.decode_gemm(h, h_scale, down, e.down_bias, r, overlapping=True)
-    q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+    q, scale = _placed(x, norm, eps, r)
     h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, e.gate_up_bias, r.counts, **swiglu)
     return gemm_cuda.grouped_gemm(h, h_scale, down.values, down.scales, e.down_bias, r.counts)
 
 
-def _deepgemm_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts) -> torch.Tensor:
+def _deepgemm_experts(
+    x: Rows, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """y [rows, H] bf16 without the down bias, which rides in the combine."""
-    q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+    q, scale = _placed(x, norm, eps, r)
     u = deepgemm.grouped_gemm(q, scale, e.gate_up.values, e.gate_up.scales, r.row_expert)
     h, h_scale = swiglu_quantise(u, r.row_expert, e.gate_up_bias, alpha=e.alpha, limit=e.limit)
     return deepgemm.grouped_gemm(h, h_scale, e.down.values, e.down.scales, r.row_expert)
 
 
-def _triton_experts(x: torch.Tensor, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts) -> torch.Tensor:
-    """y [rows, H] in x's dtype, down bias included; between the GEMMs fp32 is stored."""
-    q, scale = norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
+def _triton_experts(
+    x: Rows, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """y [rows, H] in dtype (default: x's), down bias included; between the GEMMs fp32 is stored."""
+    q, scale = _placed(x, norm, eps, r)
     tiles = (r.tile_expert, r.tile_rows)
     u = gemm_triton.grouped_gemm(q, scale, e.gate_up.values, e.gate_up.scales, e.gate_up_bias, *tiles,
                                  dtype=torch.float32)
     h, h_scale = swiglu_quantise(u, r.row_expert, alpha=e.alpha, limit=e.limit)
-    return gemm_triton.grouped_gemm(h, h_scale, e.down.values, e.down.scales, e.down_bias, *tiles, dtype=x.dtype)
+    return gemm_triton.grouped_gemm(h, h_scale, e.down.values, e.down.scales, e.down_bias, *tiles,
+                                    dtype=dtype or x.dtype)
 
 
 def _combine(y: torch.Tensor, x: torch.Tensor, r: Routing, residual: bool, bias: torch.Tensor | None,
@@ -183,23 +201,56 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
 def _make_moe(backend: str) -> Callable[..., torch.Tensor]:
     _, _, align, experts, bias_in_combine = _BACKENDS[backend]
 
-    def moe(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: ExpertMatrices,
-            gate_up_bias: torch.Tensor, down: ExpertMatrices, down_bias: torch.Tensor, *, alpha: float = 1.702,
-            limit: float = 7.0, first_expert: int = 0) -> torch.Tensor:
-        """The experts alone, for choices made elsewhere; arguments as `reference.experts.moe`. Returns [T, H]."""
+    def moe(x: Rows, ids: torch.Tensor, weights: torch.Tensor, gate_up: ExpertMatrices, gate_up_bias: torch.Tensor,
+            down: ExpertMatrices, down_bias: torch.Tensor, *, alpha: float = 1.702, limit: float = 7.0,
+            first_expert: int = 0, dtype: torch.dtype = torch.bfloat16, out: torch.Tensor | None = None
+            ) -> torch.Tensor:
+        """The experts alone, for choices made elsewhere; arguments as `reference.experts.moe`.
+
+        x: [T, H], or quantised already, T rows or more. dtype: of the result for those, else it is x's. out: where the
+        result goes, [T, H] (default: new memory). Returns [T, H].
+        """
         held = Experts(gate_up, gate_up_bias.float(), down, down_bias.float(), alpha, limit)
-        rows = align(x.shape[0], gate_up.form)
-        r = place(ids, weights, gate_up.values.shape[0], first_expert=first_expert, align=rows)
-        y = experts(x.contiguous(), None, 0.0, r, held)
-        return _combine(y, x, r, False, held.down_bias if bias_in_combine else None, first_expert)
+        if not isinstance(x, Quantised):
+            x, dtype = x.contiguous(), x.dtype
+        r = place(ids, weights, gate_up.values.shape[0], first_expert=first_expert,
+                  align=align(ids.shape[0], gate_up.form))
+        y = experts(x, None, 0.0, r, held, dtype)
+        bias = {"ids": r.ids, "bias": held.down_bias} if bias_in_combine else {}
+        return combine(y, r.row_of, r.weights, first_local=first_expert, dtype=dtype, out=out, **bias)
 
     return moe
+
+
+def choose_experts(
+    x: torch.Tensor, weights: LayerWeights, **precision: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The router of `moe_layer` alone. x: [T, H], the residual stream. precision: as of `moe_layer`. Returns ids [T, k]
+    int32 and weights [T, k]."""
+    w = weights
+    return choose(x, w.router, w.router_bias, experts_per_token=w.experts_per_token, norm_weight=w.norm,
+                  norm_eps=w.norm_eps, **precision)
 
 
 for _name, (_rank, _obstacle, *_) in _BACKENDS.items():
     register("moe_layer", _name, rank=_rank, obstacle=_obstacle)(_make_layer(_name))
     register("moe", _name, rank=_rank, obstacle=_obstacle)(_make_moe(_name))
+    register("choose_experts", _name, rank=_rank, obstacle=_obstacle)(choose_experts)
 moe_layer_cuda, moe_layer_deepgemm, moe_layer_triton = (_make_layer(name) for name in _BACKENDS)
+
+
+@register("choose_experts", "reference", rank=1000)
+def choose_experts_reference(
+    x: torch.Tensor, weights: LayerWeights, *, logits_dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plain torch. x: [T, H]; returns ids [T, k] int64 and weights [T, k]."""
+    w, wide = weights, torch.promote_types(x.dtype, torch.float32)
+    logits = torch.nn.functional.linear(rms_norm(x, w.norm, w.norm_eps).to(wide), w.router.to(wide),
+                                        w.router_bias.to(wide))
+    if logits_dtype == torch.bfloat16:
+        logits = logits.bfloat16()
+    return reference_route(logits, w.experts_per_token, weight_dtype)
 
 
 @register("moe_layer", "reference", rank=1000)
@@ -213,11 +264,7 @@ def moe_layer_reference(
     """
     w = weights
     t = rms_norm(x, w.norm, w.norm_eps)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    logits = torch.nn.functional.linear(t.to(wide), w.router.to(wide), w.router_bias.to(wide))
-    if logits_dtype == torch.bfloat16:
-        logits = logits.bfloat16()
-    ids, shares = reference_route(logits, w.experts_per_token, weight_dtype)
+    ids, shares = choose_experts_reference(x, w, logits_dtype=logits_dtype, weight_dtype=weight_dtype)
     if num_tokens is not None:
         real = torch.arange(x.shape[0], device=x.device)[:, None] < num_tokens
         ids, shares = torch.where(real, ids, -1), torch.where(real, shares, 0)

@@ -489,41 +489,49 @@ def route(
     t, h = x.shape
     e = router_weight.shape[0]
     first, last = _local_range(local_experts, e)
-    i32 = {"dtype": torch.int32, "device": x.device}
-    ids = torch.empty(t, experts_per_token, **i32)
-    weights = torch.empty(t, experts_per_token, dtype=weight_dtype, device=x.device)
-    row_of, token_of, tables, tiles = _empty_tables(t, experts_per_token, last - first, align, x.device)
-    block_e = max(16, triton.next_power_of_2(e))
-    shared = {"TOP": experts_per_token, "BLOCK_E": block_e, "ALIGN": align, "BLOCK_TILES": 8}
-    choice = {"TOP_PAD": triton.next_power_of_2(experts_per_token), "SOFTMAX_BEFORE": softmax == "before",
-              "ROUND_LOGITS": logits_dtype == torch.bfloat16, "MASKED": num_tokens is not None}
-    norm = {"H": h, "NORM": norm_weight is not None, "EPS": norm_eps}
-    gain = router_bias if norm_weight is None else norm_weight          # a pointer that is never read without NORM
-    real = ids if num_tokens is None else num_tokens                    # nor this one without MASKED
     local = (first, last - first)
-    quantised = None
-    if t <= FEW_TOKENS:
-        logits, quantised = _few_logits(x, router_weight, router_bias, norm_weight, norm_eps, quantise)
+    row_of, token_of, tables, tiles = _empty_tables(t, experts_per_token, last - first, align, x.device)
+    router = _Router(x, router_weight, router_bias, norm_weight, norm_eps, experts_per_token, softmax == "before",
+                     logits_dtype == torch.bfloat16, num_tokens)
+    ids, weights = router.empty_choice(weight_dtype)
+    quantised = empty_quantised(t, h, x.device) if quantise and t <= FEW_TOKENS else None
+    shared = {"ALIGN": align, "BLOCK_TILES": 8}
     if t <= ONE_PROGRAM:
         few = triton.next_power_of_2(t)
         _choose_and_place_kernel[(1,)](
-            logits, real, ids, weights, row_of, token_of, *tables, t, e, *local, tiles, **shared, **choice, BLOCK_T=few,
-            SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)), num_warps=1 if t <= 2 else 4,
-            **OVERLAPPING)
+            router.logits(quantised), router.real, ids, weights, row_of, token_of, *tables, t, e, *local, tiles,
+            **shared, **router.choice, BLOCK_T=few, SLOTS=max(16, triton.next_power_of_2(few * experts_per_token)),
+            num_warps=1 if t <= 2 else 4, **OVERLAPPING)
         return _routing(ids, weights, row_of, token_of, tables, align, quantised)
-    many = choose_config(t)
-    block_t = 1 if t <= FEW_TOKENS else many["BLOCK_T"]
-    blocks = triton.cdiv(t, block_t)
-    block_counts = torch.empty(blocks + 1, block_e, **i32)              # and a row for the sums of all
-    if block_t == 1:
-        _choose_one_kernel[(t,)](logits, real, ids, weights, block_counts, e, *local, **choice, TOP=experts_per_token,
-                                 BLOCK_E=block_e, num_warps=1, **OVERLAPPING)
-    else:
-        _choose_kernel[(blocks,)](
-            x, gain, router_weight, router_bias, real, ids, weights, block_counts, t, e, *local, **norm, **choice,
-            TOP=experts_per_token, BLOCK_E=block_e, **many)
-    _place_blocks(ids, block_counts, (row_of, token_of, *tables), t, local, tiles, block_t, **shared)
+    block_counts, block_t = router.choose(ids, weights, local, quantised)
+    _place_blocks(ids, block_counts, (row_of, token_of, *tables), t, local, tiles, block_t, TOP=experts_per_token,
+                  BLOCK_E=block_counts.shape[1], **shared)
     return _routing(ids, weights, row_of, token_of, tables, align, quantised)
+
+
+def choose(
+    x: torch.Tensor,
+    router_weight: torch.Tensor,
+    router_bias: torch.Tensor,
+    *,
+    experts_per_token: int = 4,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 1e-5,
+    softmax: str = "after",
+    logits_dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The choice alone, for rows that are placed elsewhere (`place`): ids [T, k] int32 and weights [T, k].
+
+    Arguments and errors as of `route`. One launch, two up to FEW_TOKENS tokens.
+    """
+    _check_route(x, router_weight, router_bias, norm_weight)
+    _check_choice(router_weight.shape[0], experts_per_token, softmax, logits_dtype, weight_dtype, 1)
+    router = _Router(x, router_weight, router_bias, norm_weight, norm_eps, experts_per_token, softmax == "before",
+                     logits_dtype == torch.bfloat16)
+    ids, weights = router.empty_choice(weight_dtype)
+    router.choose(ids, weights, (0, router_weight.shape[0]))
+    return ids, weights
 
 
 def router_logits(
@@ -535,24 +543,82 @@ def router_logits(
     _check_route(x, router_weight, router_bias, norm_weight)
     if x.shape[0] > FEW_TOKENS:
         raise ValueError(f"router_logits: {x.shape[0]} tokens; at most {FEW_TOKENS} are taken")
-    return _few_logits(x, router_weight, router_bias, norm_weight, norm_eps, True)
+    quantised = empty_quantised(*x.shape, x.device)
+    return _Router(x, router_weight, router_bias, norm_weight, norm_eps, 1, False, False).logits(quantised), quantised
 
 
-def _few_logits(
-    x: torch.Tensor, router_weight: torch.Tensor, router_bias: torch.Tensor, norm_weight: torch.Tensor | None,
-    norm_eps: float, quantise: bool,
-) -> tuple[torch.Tensor, Quantised | None]:
-    """Few tokens, first launch: logits [T, E] fp32, and if wanted the normalised rows in e4m3."""
-    (t, h), e = x.shape, router_weight.shape[0]
-    logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-    quantised = empty_quantised(t, h, x.device) if quantise else None
-    q, scale = quantised or (logits, logits)                            # pointers that are not written without
-    gain = router_bias if norm_weight is None else norm_weight          # nor this one read
-    config = logits_config(t, h)
-    _logits_kernel[(triton.cdiv(t, config["BLOCK_T"]), triton.cdiv(e, config["BLOCK_E"]) + quantise)](
-        x, gain, router_weight, router_bias, logits, q, scale, *scale.stride(), t, e, QUANTISE=quantise, H=h,
-        NORM=norm_weight is not None, EPS=norm_eps, **config, **OVERLAPPING)
-    return logits, quantised
+@dataclass(frozen=True)
+class _Router:
+    """The arguments of `route` that a choice needs, and the launches that make it."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    norm_weight: torch.Tensor | None
+    norm_eps: float
+    top: int
+    softmax_before: bool
+    round_logits: bool
+    num_tokens: torch.Tensor | None = None
+
+    @property
+    def choice(self) -> dict[str, object]:
+        """How experts are chosen from logits, as the kernels take it."""
+        return {"TOP": self.top, "TOP_PAD": triton.next_power_of_2(self.top), "SOFTMAX_BEFORE": self.softmax_before,
+                "ROUND_LOGITS": self.round_logits, "MASKED": self.num_tokens is not None, "BLOCK_E": self.block_e}
+
+    @property
+    def block_e(self) -> int:
+        """Columns for the experts."""
+        return max(16, triton.next_power_of_2(self.weight.shape[0]))
+
+    @property
+    def norm(self) -> dict[str, object]:
+        """The norm before the product, as the kernels take it."""
+        return {"H": self.x.shape[1], "NORM": self.norm_weight is not None, "EPS": self.norm_eps}
+
+    @property
+    def gain(self) -> torch.Tensor:
+        """The norm's weight, or a pointer that is never read without NORM."""
+        return self.bias if self.norm_weight is None else self.norm_weight
+
+    @property
+    def real(self) -> torch.Tensor:
+        """The number of real rows, or a pointer that is never read without MASKED."""
+        return self.bias if self.num_tokens is None else self.num_tokens
+
+    def empty_choice(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for ids [T, k] int32 and weights [T, k] in dtype."""
+        shape, device = (self.x.shape[0], self.top), self.x.device
+        return torch.empty(shape, dtype=torch.int32, device=device), torch.empty(shape, dtype=dtype, device=device)
+
+    def logits(self, quantised: Quantised | None) -> torch.Tensor:
+        """Few tokens, first launch: [T, E] fp32; the rows in e4m3 too where there is room for them."""
+        (t, h), e = self.x.shape, self.weight.shape[0]
+        logits = torch.empty(t, e, dtype=torch.float32, device=self.x.device)
+        config, quantise = logits_config(t, h), quantised is not None
+        q, scale = quantised or (logits, logits)                        # pointers that are not written without
+        _logits_kernel[(triton.cdiv(t, config["BLOCK_T"]), triton.cdiv(e, config["BLOCK_E"]) + quantise)](
+            self.x, self.gain, self.weight, self.bias, logits, q, scale, *scale.stride(), t, e, QUANTISE=quantise,
+            **self.norm, **config, **OVERLAPPING)
+        return logits
+
+    def choose(
+        self, ids: torch.Tensor, weights: torch.Tensor, local: tuple[int, int], quantised: Quantised | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """Write ids and weights. Returns how many rows each block of tokens sends to each expert of `local`, (first,
+        number), [blocks + 1, BLOCK_E] int32 with a row left for the sums of all; and the tokens of a block."""
+        t, e, many = self.x.shape[0], self.weight.shape[0], choose_config(self.x.shape[0])
+        block_t = 1 if t <= FEW_TOKENS else many["BLOCK_T"]
+        blocks = triton.cdiv(t, block_t)
+        counts = torch.empty(blocks + 1, self.block_e, dtype=torch.int32, device=self.x.device)
+        if block_t == 1:
+            _choose_one_kernel[(t,)](self.logits(quantised), self.real, ids, weights, counts, e, *local, **self.choice,
+                                     num_warps=1, **OVERLAPPING)
+        else:
+            _choose_kernel[(blocks,)](self.x, self.gain, self.weight, self.bias, self.real, ids, weights, counts, t, e,
+                                      *local, **self.norm, **self.choice, **many)
+        return counts, block_t
 
 
 def place(

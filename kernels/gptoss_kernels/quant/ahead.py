@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from gptoss_kernels.ahead import Resources, compile_kernel
 from gptoss_kernels.quant.norm_quant import _norm_quantise_kernel, norm_quantise_config
+from gptoss_kernels.quant.place_rows import _place_rows_kernel, place_rows_config
 from gptoss_kernels.quant.swiglu_quant import _swiglu_quantise_kernel, swiglu_quantise_config
 
 _OUT = {"q_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
@@ -23,5 +24,13 @@ def compile_swiglu_quantise(inner: int) -> Resources:
         "INNER": inner, "BIAS": True, "ALPHA": 1.702, "LIMIT": 7.0, **swiglu_quantise_config()})
 
 
+def compile_place_rows(columns: int, copies: int = 4) -> Resources:
+    """Rows in e4m3, both scales column by column, to `copies` places each."""
+    types = {"q_ptr": "*i32", "scale_ptr": "*fp32", "row_of_ptr": "*i32", "out_ptr": "*i32", "out_scale_ptr": "*fp32"}
+    return _compile(_place_rows_kernel, types, {
+        "H": columns // 4, "COPIES": copies, "out_row_stride": 1, **place_rows_config(columns)})
+
+
 def _compile(kernel, types, given) -> Resources:
-    return compile_kernel(kernel, types, {**given, "scale_row_stride": 1}, ["scale_group_stride"])
+    strides = [name for name in ("scale_group_stride", "out_group_stride") if name in kernel.arg_names]
+    return compile_kernel(kernel, types, {**given, "scale_row_stride": 1}, strides)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from gptoss_kernels.reference.moe import combine_experts, expert_mlp
-from gptoss_kernels.reference.quant import dequantise_blocks, mxfp4_decode
+from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups, mxfp4_decode
 
 
 class ExpertMatrices(NamedTuple):
@@ -41,7 +41,7 @@ def dense_matrix(matrices: ExpertMatrices, expert: int, dtype: torch.dtype) -> t
 
 
 def moe(
-    x: torch.Tensor,
+    x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     ids: torch.Tensor,
     weights: torch.Tensor,
     gate_up: ExpertMatrices,
@@ -52,15 +52,20 @@ def moe(
     alpha: float = 1.702,
     limit: float = 7.0,
     first_expert: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Every token through its chosen experts: sum of weight * (down(swiglu(gate_up(x) + bias)) + bias).
 
-    x: [T, H]. ids: [T, k] int64, global expert ids. weights: [T, k]. gate_up: E matrices [2 I, H], rows alternating
+    x: [T, H], or values and scales of rows in e4m3 (`dequantise_groups`), T of them or more, which are then taken in
+    `dtype`. ids: [T, k] int64, global expert ids. weights: [T, k]. gate_up: E matrices [2 I, H], rows alternating
     gate and up. gate_up_bias: [E, 2 I]. down: E matrices [H, I]. down_bias: [E, H]. first_expert: the global id of
     matrix 0; ids outside [first_expert, first_expert + E) belong to other ranks and contribute exactly nothing here.
-    Returns [T, H] in x's dtype. Both products leave their multiplier rounded to x's dtype; SwiGLU and the weighted sum
-    are fp32 at least.
+    out: where the result goes, [T, H] (default: new memory). Returns [T, H] in x's dtype. Both products leave their
+    multiplier rounded to x's dtype; SwiGLU and the weighted sum are fp32 at least.
     """
+    if isinstance(x, tuple):
+        x = dequantise_groups(*(part[: ids.shape[0]] for part in x)).to(dtype)
 
     def expert(e: int, rows: torch.Tensor) -> torch.Tensor:
         e -= first_expert
@@ -68,7 +73,8 @@ def moe(
         return expert_mlp(rows, up_matrix, gate_up_bias[e], down_matrix, down_bias[e], alpha, limit)
 
     here = range(first_expert, first_expert + gate_up.values.shape[0])
-    return combine_experts(x, ids, weights, expert, here)
+    total = combine_experts(x, ids, weights, expert, here)
+    return total if out is None else out.copy_(total)
 
 
 def empty_matrices(form: str, experts: int, out: int, into: int, dtype: torch.dtype) -> ExpertMatrices:

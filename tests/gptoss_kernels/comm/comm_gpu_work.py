@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import torch
 
-from gptoss_kernels.comm import FusedAllReduce, all_reduce_norm
+from gptoss_kernels.comm import FusedAllReduce, FusedOwnRows, all_reduce_norm, own_ranges
+from gptoss_kernels.comm.reference import sum_own_rows
+from gptoss_kernels.reference.quant import dequantise_groups
 
 
 def inputs(own, rows, hidden, seed, dtype):
@@ -95,3 +97,50 @@ def chained(own, form, rows, hidden, layers):
             exact = all_reduce_norm(parts, exact, torch.ones(hidden))[0]
         worst = max(worst, (out.cpu().float() - exact.float()).abs().max().item())
     return worst
+
+
+def own_rows(own, rows_list, hidden, dtype, rounds):
+    """Many sums of own rows in a row, each with new numbers and everything that it hands out poisoned before, while the
+    host does not wait: with a meeting at the end; without one, but with ids handed out; and between them a sum of whole
+    rows. Returns the largest error of a sum (which has the reference's bits), the largest share of codes that are not
+    the reference's, the largest relative error of a row that was handed out, and whether all ids came."""
+    group = own.group(range(own.world)).process_group
+    sums = FusedAllReduce(group, max(rows_list), hidden, dtype)
+    fused = FusedOwnRows(sums, group, 4)
+    calls = [(seed, rows) for seed in range(rounds) for rows in rows_list]
+    given = []
+    for seed, rows in calls:
+        ids = torch.randint(0, 128, (rows, 4), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+        given.append((*inputs(own, rows, hidden, seed, dtype), ids))
+    sent = [(parts[own.rank].cuda(), *(x.cuda() for x in more)) for parts, *more in given]
+    found = []
+    torch.cuda.synchronize()
+    for (seed, rows), (part, residual, weight, ids) in zip(calls, sent, strict=True):
+        mine = slice(own_ranges(rows, own.world)[own.rank].start, own_ranges(rows, own.world)[own.rank].stop)
+        fused._values.own.fill_(0x7F)                   # NaN; peers store here only after our next call has begun
+        for scales in (fused._scales.own, fused._weights.own):
+            scales.fill_(torch.nan)
+        fused._ids.own.fill_(-7)
+        if seed % 3 == 0:
+            part = sums.part(rows).copy_(part)
+        total, q = fused(part, residual[mine].contiguous(), weight, meet=seed % 2 == 0)
+        chosen = None if seed % 2 == 0 else fused.hand_out(ids[mine].contiguous(), ids[mine].float().exp2(), rows)
+        found.append((total, q.values[:rows].clone(), q.scale[:rows].clone(),
+                      None if chosen is None else tuple(x.clone() for x in chosen)))
+        if seed % 3 == 1:
+            sums(residual, None, part=part)
+    return [max(worst) for worst in zip(*(
+        _own_rows_errors(own, each, got) for each, got in zip(given, found, strict=True)), strict=True)]
+
+
+def _own_rows_errors(own, given, found):
+    (parts, residual, weight, ids), (total, values, scale, chosen) = given, found
+    mine = own_ranges(len(residual), own.world)[own.rank]
+    summed, codes, want = sum_own_rows(parts, residual, weight)
+    error = (total.cpu().float() - summed[mine.start : mine.stop].float()).abs()
+    apart = (values.cpu().view(torch.uint8) != codes.view(torch.uint8)).float().mean()
+    exact = dequantise_groups(codes, want)
+    rounded = (dequantise_groups(values.cpu(), scale.cpu()) - exact).norm(dim=1) / exact.norm(dim=1)
+    wrong = chosen is not None and not (torch.equal(chosen[0].cpu(), ids)
+                                        and torch.equal(chosen[1].cpu(), ids.float().exp2()))
+    return [x.max().nan_to_num(1e9).item() if x.numel() else 0.0 for x in (error, apart, rounded)] + [float(wrong)]

@@ -39,3 +39,26 @@ def test_two_rows_on_their_way_at_once():
     # Of the own part, the peer's and the residual: 2 rows of 4096 lanes, 256 threads of 8 elements a load.
     assert len(re.findall(r"ld\.global[\w.]*\.v4\.b32", made.ptx)) >= 3 * 2 * 2
     assert made.stack == 0 and made.registers * made.threads <= 65536
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_sums_of_own_rows(world, norm):
+    made = ahead.compile_sum_rows(world, norm=norm)
+    print("sum_rows", world, norm, made)
+    assert len(re.findall(r"acquire\.sys|\.sys\.acquire", made.ptx)) >= (2 if norm else 1)
+    assert made.stack == 0
+    # Two programs share a multiprocessor, so that all of them are there at once: 256 on 132.
+    assert 2 * made.registers * made.threads <= 65536 and 2 * made.shared <= 100_000
+    if world == 2:
+        # Of the own part, the peer's and the residual: 3 chunks of 4 rows of 1024, 256 threads of 8 elements a load.
+        assert len(re.findall(r"ld\.global[\w.]*\.v4\.b32", made.ptx)) >= 3 * 3 * 2
+        # Codes go to either rank 16 at a time.
+        assert not norm or len(re.findall(r"st\.global[\w.]*\.v4\.b32", made.ptx)) >= 3 * 2
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_handing_out(world):
+    made = ahead.compile_hand_out(world)
+    assert re.search(r"acquire\.sys|\.sys\.acquire", made.ptx)
+    assert made.stack == 0 and 2 * made.registers * made.threads <= 65536

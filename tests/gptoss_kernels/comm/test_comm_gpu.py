@@ -49,3 +49,14 @@ def test_a_residual_stream(two, form, rows):
     import comm_gpu_work
 
     assert two.run(comm_gpu_work.chained, form, rows, 2880, 4) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("rows", "hidden", "rounds"), [
+    ((1024, 1030, 8, 2001), 2880, 8), ((8192,), 2880, 6), ((5, 64, 300), 320, 12)])
+def test_own_rows(two, rows, hidden, rounds):
+    """Sums have the reference's own bits; of the codes a few lie on the other side of a tie or of a norm's rounding."""
+    import comm_gpu_work
+
+    for found in two.run(comm_gpu_work.own_rows, rows, hidden, torch.bfloat16, rounds):
+        assert found[0] == 0.0 and found[3] == 0.0
+        assert found[1] <= 0.02 and found[2] <= 0.01

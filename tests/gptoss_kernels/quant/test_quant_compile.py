@@ -27,3 +27,11 @@ def test_compile_swiglu_quantise():
     made = ahead.compile_swiglu_quantise(2880)
     print("swiglu_quantise", made)
     assert made.stack == 0 and warps(made) >= 20
+
+
+@pytest.mark.parametrize("columns", [2880, 4096])
+def test_compile_place_rows(columns):
+    made = ahead.compile_place_rows(columns)
+    print("place_rows", columns, made)
+    assert made.stack == 0 and warps(made) >= 48
+    assert "ld.global.v4.b32" in made.ptx and "st.global.v4.b32" in made.ptx

@@ -409,3 +409,124 @@ def test_what_the_fast_forward_refuses(source):
 
     with pytest.raises(RankError, match="rings keep 2 drafted positions; a split prompt moves the window alone"):
         simulate(2, drafts)
+
+
+@pytest.fixture
+def own_rows(monkeypatch):
+    """Steps of 36 rows and more go through own_rows.py, by reduce-scatter and all-gather; returns what it took."""
+    from gptoss_lab.model.fast import own_rows, ranks
+
+    taken = []
+    monkeypatch.setattr(own_rows, "LEAST_ROWS", 36)
+    monkeypatch.setattr(ranks, "obstacle", lambda forward, sums: "whole heads" if forward.whole_heads else None)
+    takes = own_rows.OwnRowsForward.takes
+
+    def noted(self, rows):
+        taken.append((rows, takes(self, rows)))
+        return taken[-1][1]
+
+    monkeypatch.setattr(own_rows.OwnRowsForward, "takes", noted)
+    return taken
+
+
+def unrounded(monkeypatch):
+    """Rows are handed out as they are, every scale one, and what nobody wrote is NaN."""
+    from gptoss_kernels.quant import Quantised
+    from gptoss_lab.parallel import own_rows
+
+    def empty(rows, columns, device):
+        made = Quantised(torch.full((rows, columns), torch.nan), torch.full((rows, -(-columns // 128)), torch.nan))
+        assert made.values.view(torch.uint8).shape == (rows, 4 * columns)
+        return made
+
+    monkeypatch.setattr(own_rows, "empty_quantised", empty)
+    monkeypatch.setattr(own_rows, "quantise_groups", lambda x: (x.float(), torch.ones(len(x), -(-x.shape[1] // 128))))
+
+
+OWN = [Plan(2, 1, 2), Plan(1, 1, 2), Plan(2, 1, 4)]
+
+
+@pytest.mark.parametrize("plan", OWN, ids=str)
+def test_own_rows_are_those_of_whole_sums(source, plan, own_rows, monkeypatch):
+    """With the rounding to e4m3 left out, the logits of steps whose rows are cut between the ranks are those of steps
+    that every rank takes whole: chunks of several sequences, long and short ones, and decode between them."""
+    def own(ranks):
+        model = fast(ranks, source, plan, projections="fp8", rank_rows=96, graphs=False)
+        seen = []
+        cache = model.new_cache()
+        whole = model(PROMPTS[3], [60], [cache], logits="all", observe=lambda *what: seen.append(what))
+        assert [(what, n) for what, n, _ in seen] == [("moe_input", n) for n in range(CONFIG.num_layers)]
+        assert model(PROMPTS[0], [41], [model.new_cache()], logits="none") is None
+        return steps(model, mine(plan, ranks.rank)), whole, torch.stack([x.sum(0) for _, _, x in seen]), model
+
+    unrounded(monkeypatch)
+    cut = simulate(plan.world, own)
+    assert {(60, True), (41, True), (53, True), (35, False)} < set(own_rows)
+    monkeypatch.undo()
+    whole = simulate(plan.world, own)
+    assert whole[0][3]._forward.own_rows is None
+    for (found, every, _, _), (want, all_rows, seen, _) in zip(cut, whole, strict=True):
+        for n, logits in found.items():
+            assert distance(logits, want[n]) <= EXACT
+        assert distance(every, all_rows) <= EXACT
+        assert distance(sum(each[2] for each in cut), seen) <= EXACT, "observed rows are cut between the ranks"
+
+
+def test_own_rows_in_e4m3(source, own_rows, monkeypatch):
+    """Rounded, they differ from whole sums by what e4m3 costs, and every rank has the same logits."""
+    plan = Plan(2, 1, 2)
+
+    def own(ranks):
+        model = fast(ranks, source, plan, projections="fp8", rank_rows=96)
+        return model(PROMPTS[3], [60], [model.new_cache()], logits="all")
+
+    cut = simulate(2, own)
+    monkeypatch.undo()
+    whole = simulate(2, own)[0]
+    assert torch.equal(*cut)
+    error = (cut[0] - whole).norm(dim=1) / whole.norm(dim=1)
+    assert 1e-3 < error.median() <= 0.05
+
+
+@pytest.mark.parametrize("plan", OWN, ids=str)
+def test_what_own_rows_move(source, plan, own_rows):
+    """Bytes that a rank receives for a prompt of 64 tokens: of each part its rows, of the others' rows one byte a value
+    and the scales, and their choice of experts."""
+    length, world, hidden = 64, plan.world, CONFIG.hidden_size
+
+    def own(ranks):
+        model = fast(ranks, source, plan, projections="fp8")
+        model(tokens(CONFIG, length), [length], [model.new_cache()])
+        return dict(model.ranks.groups.tensor.traffic.received)
+
+    mine, layers = length // world, CONFIG.num_layers
+    others, parts = length - mine, (world - 1) * mine * hidden * 4
+    row = hidden + 4 * -(-hidden // 128)
+    for received in simulate(world, own):
+        assert received["attention"] == layers * (parts + others * row)
+        assert received["combine"] == layers * parts + (layers - 1) * others * row
+        assert received["dispatch"] == layers * others * CONFIG.experts_per_token * (8 + 4)
+        assert received["rows of the head"] in (0, hidden * 4)
+
+
+def test_which_steps_cut_their_rows(source):
+    """The reasons against, and none of these models takes such a step."""
+    from types import SimpleNamespace
+
+    from gptoss_lab.model.fast.own_rows import obstacle
+
+    def forward(whole_heads=False, projections="fp8", experts="fp8", backend="cuda"):
+        weights = SimpleNamespace(projections=projections, experts=experts)
+        operations = SimpleNamespace(moe_layer=SimpleNamespace(backend=backend))
+        return SimpleNamespace(whole_heads=whole_heads, weights=weights, operations=operations)
+
+    sums = SimpleNamespace(form=lambda rows: "one_shot", reason="small buffers")
+    assert obstacle(forward(), sums) is None
+    assert "has all heads" in obstacle(forward(whole_heads=True), sums)
+    assert "projections are 'dense'" in obstacle(forward(projections="dense"), sums)
+    assert "'mxfp4' by 'cuda'" in obstacle(forward(experts="mxfp4"), sums)
+    assert "'fp8' by 'triton'" in obstacle(forward(backend="triton"), sums)
+    sums.form = lambda rows: "plain"
+    assert obstacle(forward(), sums) == "no kernel sums 1024 rows: small buffers"
+    for plan in (Plan(2, 1, 2), Plan(2, 2, 1), Plan(2, 1, 2, True)):
+        assert simulate(2, lambda ranks, plan=plan: fast(ranks, source, plan)._forward.own_rows) == [None, None]

@@ -1,4 +1,6 @@
 """The generic kernels and the whole layer in the interpreter, against fp64 and the plain reference."""
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -216,3 +218,30 @@ def test_padding_rows_pass_through_and_change_nothing(tokens, real):
         assert torch.equal(a[real:], x[real:]) and torch.equal(b[real:], other[real:])
         assert relative(a[:real] - x[:real], run(x, w)[:real] - x[:real]) < 1e-6
         assert (run(x, w, residual=False, num_tokens=live)[real:] == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [9, 131])
+@pytest.mark.parametrize("first", [0, 3])
+def test_rows_that_are_quantised_and_routed_already(tokens, first):
+    """The halves of the layer, by what `moe_layer` gives for the experts of a rank; into memory that was given."""
+    w = layer(experts=6)
+    cut = slice(first, first + 3)
+    held = {name: ExpertMatrices("fp8", m.values[cut].contiguous(), m.scales[cut].contiguous())
+            for name, m in (("gate_up", w.gate_up), ("down", w.down))}
+    biases = {name: getattr(w, name)[cut].contiguous() for name in ("gate_up_bias", "down_bias")}
+    part = replace(w, **held, **biases, first_expert=first)
+    x = torch.randn(tokens, 192, generator=torch.Generator().manual_seed(tokens))
+    want = moe_layer_triton(x, part, residual=False)
+    choice = choose("choose_experts", "triton", expert_form="fp8").function(x, w)
+    experts = choose("moe", "triton", expert_form="fp8").function
+    out = torch.full((tokens, 192), torch.nan)
+    given = {"first_expert": first, "dtype": torch.float32, "out": out}
+    got = experts(norm_quantise(x, w.norm, rows=tokens + 5), *choice, part.gate_up, part.gate_up_bias, part.down,
+                  part.down_bias, **given)
+    assert got.data_ptr() == out.data_ptr() and torch.equal(out, want)
+    plain = choose("choose_experts", "reference").function(x, w)
+    assert torch.equal(plain[0], choice[0].long()) and torch.allclose(plain[1], choice[1], atol=1e-5)
+    reference = choose("moe", "reference").function(
+        norm_quantise(x, w.norm, rows=tokens + 5), *plain, part.gate_up, part.gate_up_bias, part.down, part.down_bias,
+        **given)
+    assert reference is out and relative(out, want) < 6e-2

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptoss_kernels.moe import group_layout, route, routing
+from gptoss_kernels.moe import choose, group_layout, place, route, routing
 from gptoss_kernels.quant import norm_quantise
 from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.norm import rms_norm
@@ -201,3 +201,19 @@ def test_rows_quantised_on_the_way(tokens, hidden):
 
 def test_many_rows_are_not_quantised_on_the_way():
     assert route(torch.randn(130, 64), torch.randn(8, 64), torch.randn(8), quantise=True).quantised is None
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40, 200])
+def test_chosen_here_and_placed_elsewhere(tokens):
+    """The two halves of `route`, bit for bit, for the experts of a rank."""
+    g = torch.Generator().manual_seed(tokens)
+    x, gain = torch.randn(tokens, 96, generator=g), torch.rand(96, generator=g) + 0.5
+    given = torch.randn(12, 96, generator=g), torch.randn(12, generator=g)
+    whole = route(x, *given, norm_weight=gain, align=16, local_experts=(4, 9))
+    halves = [choose(rows.contiguous(), *given, norm_weight=gain) for rows in (x[: tokens // 2], x[tokens // 2 :])
+              if len(rows)]
+    ids, weights = (torch.cat(parts) for parts in zip(*halves, strict=True))
+    assert torch.equal(ids, whole.ids) and torch.allclose(weights, whole.weights, atol=1e-6)
+    placed = place(ids, weights, 5, first_expert=4, align=16)
+    for name in ("row_of", "counts", "starts", "tile_expert", "tile_rows", "token_of", "row_expert"):
+        assert torch.equal(getattr(placed, name), getattr(whole, name)), name

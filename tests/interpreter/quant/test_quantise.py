@@ -1,10 +1,20 @@
 """Quantisation kernels in the interpreter against the plain reference, code by code."""
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptoss_kernels.quant import norm_quant, norm_quantise, swiglu_quant, swiglu_quantise
+from gptoss_kernels.quant import (
+    Quantised,
+    empty_quantised,
+    norm_quant,
+    norm_quantise,
+    place_rows,
+    swiglu_quant,
+    swiglu_quantise,
+)
 from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.norm import rms_norm
 from gptoss_kernels.reference.quant import dequantise_groups, quantise_groups
@@ -127,6 +137,8 @@ def test_gate_and_up_alternate():
     (lambda: norm_quantise(torch.zeros(2, 64), row_of=torch.zeros(2, 1, dtype=torch.int32)), "rows missing"),
     (lambda: norm_quantise(torch.zeros(2, 64), rows=1), "do not fit"),
     (lambda: norm_quantise(torch.zeros(2, 64), row_of=torch.zeros(3, 1, dtype=torch.int32), rows=4), "row_of"),
+    (lambda: place_rows(empty_quantised(2, 64, "cpu"), torch.zeros(3, 1, dtype=torch.int32), 4), "at least 3 rows"),
+    (lambda: place_rows(empty_quantised(3, 62, "cpu"), torch.zeros(3, 1, dtype=torch.int32), 4), "multiple of 4"),
     (lambda: swiglu_quantise(torch.zeros(16, 3), torch.zeros(16, dtype=torch.int32)), "2 I"),
     (lambda: swiglu_quantise(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int32)), "multiple of 16"),
     (lambda: swiglu_quantise(torch.zeros(16, 4), torch.zeros(16, dtype=torch.int32), torch.zeros(1, 6)), "bias"),
@@ -134,3 +146,28 @@ def test_gate_and_up_alternate():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("columns", [64, 192, 2880])
+@pytest.mark.parametrize("column_major", [True, False])
+def test_quantised_rows_go_to_their_places(columns, column_major):
+    """Bit for bit what `norm_quantise` puts there, out of a buffer of more rows, and nowhere else."""
+    x = torch.randn(3, columns, generator=torch.Generator().manual_seed(6))
+    row_of = torch.tensor([[4, 0], [-1, 2], [6, -1]], dtype=torch.int32)
+    rows = norm_quantise(x, rows=5)
+    if not column_major:
+        rows = Quantised(rows.values, rows.scale.contiguous())
+    q, scale = place_rows(rows, row_of, 8)
+    want, want_scale = norm_quantise(x, row_of=row_of, rows=8)
+    used = [0, 2, 4, 6]
+    assert torch.equal(q.view(torch.uint8)[used], want.view(torch.uint8)[used])
+    assert torch.equal(scale[used], want_scale[used]) and scale.stride(0) == 1
+
+
+def test_places_that_nobody_has_stay_as_they_are(monkeypatch):
+    kept = Quantised(torch.full((8, 64), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn), torch.full((8, 1), 7.0))
+    monkeypatch.setattr(sys.modules[place_rows.__module__], "empty_quantised", lambda *_: kept)
+    place_rows(norm_quantise(torch.randn(2, 64)), torch.tensor([[5], [-1]], dtype=torch.int32), 8)
+    others = [0, 1, 2, 3, 4, 6, 7]
+    assert (kept.values.view(torch.uint8)[others] == 0x7F).all() and (kept.scale[others] == 7).all()
+    assert kept.scale[5] != 7

@@ -126,7 +126,6 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
                  (_tuned("QKV product", t),)),
         *_rope(config, t, "rope and cache", layers, full),
         *_prefill_attention(config, t, parts, full),
-        _quantise("quantise, before the output", layers, t, q, quantise, 0),
         _product("output product, residual included", layers, parts["output_projection"], t, _scaled(q), 4 * h,
                  (_tuned("output product", t),)),
         *_prefill_routing(config, t, parts["router"]),
@@ -242,17 +241,18 @@ def _kind(config: ModelConfig, sliding: bool) -> LayerKind:
 
 
 def _prefill_attention(config: ModelConfig, t: int, parts: Mapping[str, Part], full: int) -> list[Launch]:
+    """Queries read in bf16, rows written in e4m3; the recorded launches write bf16."""
     window = _kind(config, True)
     chosen = prefill_config(window)
     tiles = -(-t // (chosen["BLOCK_M"] // chosen["GROUP_ROWS"]))
-    inputs, kv = t * 4 * config.q_size, t * 4 * config.num_kv_heads * config.head_dim
+    rows, kv = t * (2 * config.q_size + _scaled(config.q_size)), t * 4 * config.num_kv_heads * config.head_dim
     sliding, whole = parts["attention_window"], parts["attention_full"]
     others = config.num_layers - full
     return [
-        Launch("attention, full", "gluon_prefill_kernel", full, (SMS,), 512, "bf16", whole.flop / full, inputs + kv,
+        Launch("attention, full", "gluon_prefill_kernel", full, (SMS,), 512, "bf16", whole.flop / full, rows + kv,
                (("attention", f"prefill/full/{t}", "gluon"),)),
         Launch("attention, window", "prefill_kernel", others, (tiles, config.num_kv_heads), 32 * chosen["num_warps"],
-               "bf16", sliding.flop / others, inputs + kv,
+               "bf16", sliding.flop / others, rows + kv,
                (("attention", f"prefill/window{config.sliding_window}/{t}", "triton"),
                 ("profile", f"tune: window attention/T{t}", "as a window of 128"))),
     ]

@@ -26,7 +26,6 @@ REASONS = {
     "decode_gemm": "items of 128 or 256 weight rows dealt to 132 SMs; one token makes 92 of them",
     "norm and quantise, before QKV": "so short that a plain copy is behind too; a row's sum comes before its stores",
     "norm and quantise, placed": "four rows written for one read, here and there: the stores set the pace",
-    "quantise, before the output": "a pass of its own; attention could write e4m3",
     "combine, residual included": "four rows gathered for each token",
     "choose experts": "128 programs, one for each 64 tokens, and the row is read twice for its norm",
     "scan the counts": "a launch of few bytes",

@@ -103,7 +103,7 @@ def own_rows(own, rows_list, hidden, dtype, rounds):
     """Many sums of own rows in a row, each with new numbers and everything that it hands out poisoned before, while the
     host does not wait: with a meeting at the end; without one, but with ids handed out; and between them a sum of whole
     rows. Returns the largest error of a sum (which has the reference's bits), the largest share of codes that are not
-    the reference's, the largest relative error of a row that was handed out, and whether all ids came."""
+    the reference's, the largest relative error of a row that was handed out, and 1 if ids or weights are wrong."""
     group = own.group(range(own.world)).process_group
     sums = FusedAllReduce(group, max(rows_list), hidden, dtype)
     fused = FusedOwnRows(sums, group, 4)

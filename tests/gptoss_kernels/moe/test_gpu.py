@@ -1,4 +1,6 @@
 """The Hopper kernels on a Hopper GPU against dequantised fp32: every backend, any group sizes, NaN padding, graphs."""
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.norm import rms_norm
 from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups, mxfp4_decode
+from gptoss_kernels.registry import choose
 
 REASON = obstacle("cuda" if torch.cuda.is_available() else None)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -116,6 +119,26 @@ def test_layer_in_a_graph_for_new_tokens(make, tokens):
         torch.cuda.synchronize()
         assert torch.equal(out, run(given, w))
         assert relative(out - given, moe_layer_reference(given.float(), w) - given.float()) < LAYER
+
+
+@pytest.mark.parametrize("make", [fp8, mxfp4])
+@pytest.mark.parametrize("tokens", [1, 9, 129, 3000])
+def test_rows_that_are_quantised_and_routed_already(make, tokens):
+    """The halves of the layer, out of a larger buffer and into memory that was given, by what the layer gives for the
+    experts of a rank; a norm that is summed in another order may round otherwise."""
+    w, x = layer(make), torch.randn(tokens, 320, device="cuda").bfloat16()
+    held = {name: ExpertMatrices(m.form, m.values[4:13].contiguous(), m.scales[4:13].contiguous())
+            for name, m in (("gate_up", w.gate_up), ("down", w.down))}
+    part = replace(w, **held, gate_up_bias=w.gate_up_bias[4:13].contiguous(),
+                   down_bias=w.down_bias[4:13].contiguous(), first_expert=4)
+    needs = {"device": "cuda", "expert_form": w.gate_up.form}
+    choice = choose("choose_experts", "cuda", **needs).function(x, w)
+    out = torch.full_like(x, torch.nan)
+    choose("moe", "cuda", **needs).function(
+        norm_quantise(x, w.norm, rows=tokens + 200, norm_eps=w.norm_eps), *choice, part.gate_up, part.gate_up_bias,
+        part.down, part.down_bias, alpha=w.alpha, limit=w.limit, first_expert=4, out=out)
+    want = moe_layer_cuda(x, part, residual=False).float()
+    assert (out.float() - want).norm() <= 5e-3 * want.norm()
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 128, 129, 3000])

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding
 
 from gptoss_kernels.quant import Quantised
 from gptoss_kernels.registry import choose
-from gptoss_lab.model.fast.forward import Forward, Observe
+from gptoss_lab.model.fast.forward import Forward, Observe, flat
 from gptoss_lab.model.fast.step import AnyStep
 from gptoss_lab.model.fast.weights import FastLayer, Projection
 from gptoss_lab.parallel.residual import ResidualSum
@@ -95,10 +95,12 @@ class OwnRowsForward(Forward):
         return self._fp8(self._rows, layer.qkv.weight, layer.qkv.scale_inv, layer.qkv.bias, step.rows, norm,
                          self.weights.config.rms_norm_eps, dtype=x.dtype), x
 
-    def _join(self, base: torch.Tensor, heads: torch.Tensor, out: Projection, step: AnyStep) -> torch.Tensor:
-        """The output projection's part of the sum, all rows; base: own rows."""
-        return self._fp8(heads, out.weight, out.scale_inv, out.bias, step.rows, out=self._sums.room(step.rows.tokens),
-                         dtype=base.dtype)
+    def _join(
+        self, base: torch.Tensor, heads: torch.Tensor | Quantised, out: Projection, step: AnyStep
+    ) -> torch.Tensor:
+        """The output projection's part of the sum, all rows, as `Forward._join` has heads; base: own rows."""
+        return self._fp8(flat(heads), out.weight, out.scale_inv, out.bias, step.rows,
+                         out=self._sums.room(step.rows.tokens), dtype=base.dtype)
 
     def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """Own rows x choose their experts; the part of the experts here, all rows."""

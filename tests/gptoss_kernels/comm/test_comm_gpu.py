@@ -59,4 +59,4 @@ def test_own_rows(two, rows, hidden, rounds):
 
     for found in two.run(comm_gpu_work.own_rows, rows, hidden, torch.bfloat16, rounds):
         assert found[0] == 0.0 and found[3] == 0.0
-        assert found[1] <= 0.02 and found[2] <= 0.01
+        assert found[1] <= 0.02 and found[2] <= 0.03

@@ -22,7 +22,8 @@ import torch
 
 from gptoss_kernels.attention.layer import LayerKind
 from gptoss_kernels.attention.triton_backend import DECODE_PROGRAMS, decode_config, prefill_config
-from gptoss_kernels.moe.combine import combine_config
+from gptoss_kernels.moe import few_cuda
+from gptoss_kernels.moe.combine import combine_config, combine_norm_config
 from gptoss_kernels.moe.decode_cuda import TUNED
 from gptoss_kernels.moe.layout import max_tiles
 from gptoss_kernels.moe.routing import (
@@ -120,7 +121,7 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
     norm, quantise = VECTOR["norm"], VECTOR["quantise"]
     return [
         _torch("embedding", "embedding", 1, "fp32", 0.0, 4.0 * t * h),
-        _quantise("norm and quantise, before QKV", layers, t, h, norm + quantise, 0,
+        _quantise("norm and quantise, before the first QKV", 1, t, h, norm + quantise, 0,
                   (_tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton"))),
         _product("QKV product", layers, parts["qkv_projection"], t, _scaled(h), 2 * config.qkv_size,
                  (_tuned("QKV product", t),)),
@@ -136,7 +137,8 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
                  (("moe", f"gemm1 with swiglu/{where}/uniform", "cuda"),)),
         _product("down product", layers, parts["experts_down"], rows, _scaled(config.intermediate_size), 2 * h,
                  (("moe", f"gemm2/{where}/uniform", "cuda"),)),
-        _combine(config, t, where),
+        _combine_norm(config, t),
+        _combine(config, t, 1, where),
         _torch("pick the last row", "index_select", 1, "fp32", 0.0, 4.0 * h),
         *_head(config, 1, parts["head"]),
     ]
@@ -149,8 +151,6 @@ def decode(config: ModelConfig, context: int, batch: int) -> list[Launch]:
     parts = _parts(config, workload.decode(context, batch))
     b, h, layers, q = batch, config.hidden_size, config.num_layers, config.q_size
     full = sum(not config.is_sliding(n) for n in range(layers))
-    rows, wide = b * config.experts_per_token, _scaled(h)
-    where = f"E{config.num_experts}/T{b}"
     return [
         _torch("lengths and page tables to the plans", "copy", 4, "fp32", 0.0, 4.0 * b * (1 + -(-context // 64))),
         _torch("embedding", "embedding", 1, "fp32", 0.0, 4.0 * b * h),
@@ -158,13 +158,7 @@ def decode(config: ModelConfig, context: int, batch: int) -> list[Launch]:
         *_rope(config, b, "rope to pages", layers, full),
         *_decode_attention(config, context, b, parts, full),
         _few("output, residual included", "out", layers, b, h, q, parts["output_projection"], 4),
-        *_decode_routing(config, b, parts["router"]),
-        _decode_product("gate/up product", layers, parts["experts_gate_up"], rows, wide,
-                        _scaled(config.intermediate_size),
-                        (("moe", f"gemm1 with swiglu/{where}/uniform", "cuda, fp8 weights"),)),
-        _decode_product("down product", layers, parts["experts_down"], rows, _scaled(config.intermediate_size), 2 * h,
-                        (("moe", f"gemm2/{where}/uniform", "cuda, fp8 weights"),)),
-        _combine(config, b, where),
+        *_decode_experts(config, b, parts),
         *_head(config, b, parts["head"]),
     ]
 
@@ -210,6 +204,36 @@ def _decode_product(
 ) -> Launch:
     return Launch(what, "decode_gemm", layers, (SMS,), TUNED["fp8"].threads, part.unit, part.flop / layers,
                   part.weight_bytes / layers + rows * (read + written), sources)
+
+
+def _decode_experts(config: ModelConfig, b: int, parts: Mapping[str, Part]) -> list[Launch]:
+    """One token's experts choose and add for themselves; more tokens are placed, multiplied and combined."""
+    layers, h, inner = config.num_layers, config.hidden_size, config.intermediate_size
+    up, down, rows, where = (parts["experts_gate_up"], parts["experts_down"], b * config.experts_per_token,
+                             f"E{config.num_experts}/T{b}")
+    if b <= few_cuda.MOST_TOKENS:
+        chosen = 4.0 * config.num_experts
+        return [
+            _router_logits(config, b, parts["router"]),
+            _few_experts("gate/up product, choice included", 0, layers, b, rows * (2 * inner), up,
+                         b * (_scaled(h) + chosen) + 2 * rows * inner),
+            _few_experts("down product, sum included", 1, layers, b, b * h, down,
+                         2 * rows * inner + b * (4 * h + chosen)),
+        ]
+    return [
+        *_decode_routing(config, b, parts["router"]),
+        _decode_product("gate/up product", layers, up, rows, _scaled(h), _scaled(inner),
+                        (("moe", f"gemm1 with swiglu/{where}/uniform", "cuda, fp8 weights"),)),
+        _decode_product("down product", layers, down, rows, _scaled(inner), 2 * h,
+                        (("moe", f"gemm2/{where}/uniform", "cuda, fp8 weights"),)),
+        _combine(config, b, layers, where),
+    ]
+
+
+def _few_experts(what: str, part: int, layers: int, b: int, results: int, of: Part, moved: float) -> Launch:
+    """f16 products of widened e4m3 weights. results: rows of weights that this part multiplies, of all tokens."""
+    return Launch(what, "few_experts", layers, (results // few_cuda.ROWS[part],), few_cuda.THREADS[part], "bf16",
+                  of.flop / layers, of.weight_bytes / layers + moved)
 
 
 def _few(what: str, name: str, layers: int, b: int, n: int, k: int, part: Part, per_result: int) -> Launch:
@@ -300,14 +324,19 @@ def _prefill_routing(config: ModelConfig, t: int, router: Part) -> list[Launch]:
                           32 * place["num_warps"], "fp32", 0.0, 12.0 * rows + counts)]
 
 
-def _decode_routing(config: ModelConfig, b: int, router: Part) -> list[Launch]:
-    layers, e, rows = config.num_layers, config.num_experts, b * config.experts_per_token
-    amount = router.weight_bytes / layers + 2 * b * config.hidden_size
-    tables = 4.0 * (2 * max_tiles(b, config.experts_per_token, e, 16) * 17 + 3 * rows)
+def _router_logits(config: ModelConfig, b: int, router: Part) -> Launch:
+    layers, e = config.num_layers, config.num_experts
     chosen = logits_config(b, config.hidden_size)
     grid = (-(-b // chosen["BLOCK_T"]), -(-e // chosen["BLOCK_E"]) + 1)         # one more quantises the rows
-    logits = Launch("router logits and quantised rows", "_logits_kernel", layers, grid, 32 * chosen["num_warps"],
-                    "fp32", router.flop / layers, amount + 4 * b * e + b * _scaled(config.hidden_size))
+    return Launch("router logits and quantised rows", "_logits_kernel", layers, grid, 32 * chosen["num_warps"], "fp32",
+                  router.flop / layers, router.weight_bytes / layers + 2 * b * config.hidden_size + 4 * b * e
+                  + b * _scaled(config.hidden_size))
+
+
+def _decode_routing(config: ModelConfig, b: int, router: Part) -> list[Launch]:
+    layers, e, rows = config.num_layers, config.num_experts, b * config.experts_per_token
+    tables = 4.0 * (2 * max_tiles(b, config.experts_per_token, e, 16) * 17 + 3 * rows)
+    logits = _router_logits(config, b, router)
     if b <= ONE_PROGRAM:
         return [logits, Launch("choose and place", "_choose_and_place_kernel", layers, (1,), 32 if b <= 2 else 128,
                                "fp32", 0.0, 4.0 * b * e + tables)]
@@ -318,10 +347,19 @@ def _decode_routing(config: ModelConfig, b: int, router: Part) -> list[Launch]:
                    4.0 * b * power_of_two(e) + tables)]
 
 
-def _combine(config: ModelConfig, t: int, where: str) -> Launch:
+def _combine_norm(config: ModelConfig, t: int) -> Launch:
+    """Of all layers but the last: the norm that the next one's QKV takes is made along."""
+    h, k = config.hidden_size, config.experts_per_token
+    return Launch("combine, residual and next norm included", "_combine_norm_kernel", config.num_layers - 1, (t,),
+                  32 * combine_norm_config(h)["num_warps"], "fp32",
+                  float((VECTOR["combine"] * k + VECTOR["norm"] + VECTOR["quantise"]) * t * h),
+                  t * (2.0 * h * (k + 2) + 8.0 * k + _scaled(h)))
+
+
+def _combine(config: ModelConfig, t: int, times: int, where: str) -> Launch:
     h, k = config.hidden_size, config.experts_per_token
     launch = combine_config(t, h)
-    return Launch("combine, residual included", "_combine_kernel", config.num_layers, (t, -(-h // launch["BLOCK_H"])),
+    return Launch("combine, residual included", "_combine_kernel", times, (t, -(-h // launch["BLOCK_H"])),
                   32 * launch["num_warps"], "fp32", float(VECTOR["combine"] * k * t * h),
                   2.0 * t * h * (k + 2) + 8.0 * t * k,
                   (*([_tuned("combine", t, config.num_experts)] if t > FEW_TOKENS else []),

@@ -2,12 +2,13 @@
 
 A layer in prefill, with what each launch does:
 
-    norm_residual       RMSNorm; x + output bias for later           (e4m3: RMSNorm and quantise)
+    norm_residual       RMSNorm; x + output bias for later           (e4m3: RMSNorm and quantise, first layer alone)
     product             QKV with its bias
     rope_cache          split, turn, into the pages
     attention           with the sink                                (e4m3: and quantise, before it stores)
     product             output projection, accumulated onto x + bias (e4m3: with its bias onto x)
     moe_layer           6: route 2 (3 above 8,192 tokens), quantise 1, products 2, combine with the residual 1
+                                                                     (e4m3: combine gives the next layer's norm too)
 
 Up to 32 tokens, in decode, the norm is part of the QKV product and bias and residual of the output projection, in both
 forms of the weights: one launch each (gptoss_kernels.projection.few). Attention that writes no e4m3 (of more rows in
@@ -24,6 +25,7 @@ from functools import lru_cache
 import torch
 from torch.nn.functional import embedding, linear
 
+from gptoss_kernels.moe import NormInto
 from gptoss_kernels.projection import MOST_TOKENS, RowPlan, fp8_linear_align, row_plan
 from gptoss_kernels.quant import Quantised, empty_quantised
 from gptoss_kernels.reference.rope import rope_concentration, rope_frequencies, rope_table
@@ -53,6 +55,7 @@ class Forward:
         self._fp8, self._few = operations.fp8_linear.function, operations.few_linear.function
         self._moe = operations.moe_layer.function
         self._rounds = operations.fp8_linear.backend != "reference"              # that one multiplies rows as they are
+        self._ahead: tuple[torch.Tensor, torch.Tensor | Quantised] | None = None     # rows, and their norm made already
 
     def rows(self, tokens: int) -> RowPlan | None:
         """How `tokens` rows lie in tiles, where the projections need to know."""
@@ -63,6 +66,7 @@ class Forward:
 
     def hidden(self, ids: torch.Tensor, step: AnyStep, observe: Observe | None = None) -> torch.Tensor:
         """ids [T] int64 -> [T, H], what enters the final norm. observe("moe_input", layer, x [T, H]) if given."""
+        self._ahead = None
         x = embedding(ids, self.weights.embedding)                               # [T, H]
         for n, layer in enumerate(self.weights.layers):
             x = self._attention(x, layer, n, step)
@@ -107,11 +111,17 @@ class Forward:
                             norm_weight=layer.attention_norm, eps=eps)
             return qkv, x
         if layer.qkv.scale_inv is not None:
-            qkv = self._fp8(x, layer.qkv.weight, layer.qkv.scale_inv, layer.qkv.bias, step.rows, layer.attention_norm,
-                            eps)
+            made = self._made_ahead(x)
+            qkv = self._fp8(x if made is None else made, layer.qkv.weight, layer.qkv.scale_inv, layer.qkv.bias,
+                            step.rows, layer.attention_norm if made is None else None, eps, dtype=x.dtype)
             return qkv, x
         normed, base = self._norm(x, layer.attention_norm, layer.out.bias if self.whole_heads else None, eps)
         return linear(normed, layer.qkv.weight, layer.qkv.bias), x if base is None else base
+
+    def _made_ahead(self, x: torch.Tensor) -> torch.Tensor | Quantised | None:
+        """The norm of x, if what wrote x made it too; once."""
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] is x else None
 
     def _join(
         self, base: torch.Tensor, heads: torch.Tensor | Quantised, out: Projection, step: AnyStep
@@ -128,7 +138,18 @@ class Forward:
 
     def _experts(self, x: torch.Tensor, layer: FastLayer, n: int, step: AnyStep) -> torch.Tensor:
         """x [T, H] -> x + experts [T, H]."""
-        return self._moe(x, layer.moe, num_tokens=step.live)
+        norm = self._next_norm(n, x, step)
+        out = self._moe(x, layer.moe, num_tokens=step.live, norm=norm)
+        self._ahead = None if norm is None else (out, norm.into)
+        return out
+
+    def _next_norm(self, n: int, x: torch.Tensor, step: AnyStep) -> NormInto | None:
+        """The norm that follows layer n's experts and room for it, where the next QKV product takes rows in e4m3."""
+        last = n + 1 == len(self.weights.layers)
+        if last or x.shape[0] <= MOST_TOKENS or self.weights.projections != "fp8" or not self._rounds:
+            return None
+        return NormInto(self.weights.layers[n + 1].attention_norm, self.weights.config.rms_norm_eps,
+                        empty_quantised(step.rows.rows, x.shape[1], x.device))
 
 
 def flat(heads: torch.Tensor | Quantised) -> torch.Tensor | Quantised:

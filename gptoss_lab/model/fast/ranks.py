@@ -65,7 +65,6 @@ class RankForward(Forward):
         self.ranks, self.whole_heads, self.groups = ranks, plan.head_ways == 1, plan.dp
         self.sum = ranks.residual_sum(rows, weights.dtype, weights.device,
                                       calls=config.num_layers * (1 if self.whole_heads else 2))
-        self._ahead: tuple[torch.Tensor, torch.Tensor | None] | None = None
         why_not = "several data-parallel groups have other rows" if plan.dp > 1 else obstacle(self, self.sum)
         self.own_rows = None if why_not else OwnRowsForward(self, self.sum)
 
@@ -110,7 +109,6 @@ class RankForward(Forward):
 
     def hidden(self, ids: torch.Tensor, step: AnyStep, observe: Observe | None = None) -> torch.Tensor:
         """As `Forward.hidden`. Of a split prompt ids are the own rows'."""
-        self._ahead = None
         if self.groups > 1 and not isinstance(step, RankStep):                   # decode: as many rows everywhere
             step = with_counts(step, (ids.shape[0],) * self.groups)
         return super().hidden(ids, step, observe)
@@ -159,9 +157,9 @@ class RankForward(Forward):
 
     def _qkv(self, x: torch.Tensor, layer: FastLayer, step: AnyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Forward._qkv`; the norm is there already if the last sum made it."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] is x and ahead[1] is not None:
-            return linear(ahead[1], layer.qkv.weight, layer.qkv.bias), x
+        normed = self._made_ahead(x)
+        if normed is not None:
+            return linear(normed, layer.qkv.weight, layer.qkv.bias), x
         return super()._qkv(x, layer, step)
 
     def _join(
@@ -188,8 +186,8 @@ class RankForward(Forward):
         if isinstance(step, RankStep):
             return self._gathered_experts(x, layer, step)
         part = self._moe(x, layer.moe, residual=False, num_tokens=step.live, out=self.sum.room(x.shape[0]))
-        total, normed = self.sum(part, x, "combine", self._next_norm(n, len(x)), self.weights.config.rms_norm_eps)
-        self._ahead = total, normed
+        total, normed = self.sum(part, x, "combine", self._sum_norm(n, len(x)), self.weights.config.rms_norm_eps)
+        self._ahead = None if normed is None else (total, normed)
         return total
 
     def _gathered_experts(self, x: torch.Tensor, layer: FastLayer, step: RankStep) -> torch.Tensor:
@@ -201,7 +199,7 @@ class RankForward(Forward):
         part = peers.reduce_scatter(self._moe(rows, layer.moe, residual=False), counts, "combine")
         return self.sum(part, x, "combine")[0] if self.ranks.copies.size > 1 else x + part
 
-    def _next_norm(self, n: int, rows: int) -> torch.Tensor | None:
+    def _sum_norm(self, n: int, rows: int) -> torch.Tensor | None:
         """The weight of the norm that follows layer n's sum, where a kernel of its own would do it otherwise."""
         in_product = self.weights.projections != "dense" or rows <= MOST_TOKENS
         if in_product or self.whole_heads or n + 1 == len(self.weights.layers):

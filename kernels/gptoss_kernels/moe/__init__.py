@@ -10,8 +10,8 @@ from gptoss_kernels.moe.layout import GroupLayout, group_layout, max_tiles, padd
 __all__ = ["GroupLayout", "group_layout", "max_tiles", "padding_share"]
 
 if find_spec("triton") is not None:
-    from gptoss_kernels.moe.combine import combine
+    from gptoss_kernels.moe.combine import NormInto, combine
     from gptoss_kernels.moe.layer import LayerWeights
     from gptoss_kernels.moe.routing import Routing, choose, place, route
 
-    __all__ += ["LayerWeights", "Routing", "choose", "combine", "place", "route"]
+    __all__ += ["LayerWeights", "NormInto", "Routing", "choose", "combine", "place", "route"]

@@ -20,13 +20,14 @@ import torch
 import triton
 
 from gptoss_kernels.moe import decode_cuda, deepgemm, few_cuda, gemm_cuda, gemm_triton
-from gptoss_kernels.moe.combine import combine
+from gptoss_kernels.moe.combine import NormInto, combine
 from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, choose, place, route, router_logits
 from gptoss_kernels.quant import Quantised, norm_quantise, place_rows, swiglu_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.experts import moe as reference_moe
 from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.norm import rms_norm
+from gptoss_kernels.reference.quant import quantise_groups
 from gptoss_kernels.registry import register
 
 
@@ -132,12 +133,6 @@ def _triton_experts(
                                     dtype=dtype or x.dtype)
 
 
-def _combine(y: torch.Tensor, x: torch.Tensor, r: Routing, residual: bool, bias: torch.Tensor | None,
-             first: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    return combine(y, r.row_of, r.weights, residual=x if residual else None, ids=None if bias is None else r.ids,
-                   bias=bias, first_local=first, dtype=x.dtype, out=out)
-
-
 def _cuda_obstacle(expert_form: str | None = None, **needs: object) -> str | None:
     if expert_form not in decode_cuda.FORMS:
         return f"it takes expert_form 'fp8' or 'mxfp4'; it is {expert_form!r}"
@@ -176,15 +171,16 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
     _, _, align, experts, bias_in_combine = _BACKENDS[backend]
 
     def moe_layer(x: torch.Tensor, weights: LayerWeights, *, residual: bool = True,
-                  num_tokens: torch.Tensor | None = None, out: torch.Tensor | None = None, **precision) -> torch.Tensor:
+                  num_tokens: torch.Tensor | None = None, out: torch.Tensor | None = None,
+                  norm: NormInto | None = None, **precision) -> torch.Tensor:
         """x: [T, H], the residual stream, bf16 (triton: or fp32). precision: logits_dtype and weight_dtype of `route`.
 
         residual: add x. num_tokens: [1] int32 on the device, rows that are real; the others reach no expert. out:
-        where the result goes, [T, H] in x's dtype, not x itself (default: new memory).
+        where the result goes, [T, H] in x's dtype, not x itself (default: new memory). norm: of the result, in e4m3.
         Returns [T, H] in x's dtype; padding rows are x, or 0 without residual.
         """
         w = weights
-        if backend == "cuda" and few_cuda.takes(x.shape[0], w, precision):
+        if backend == "cuda" and norm is None and few_cuda.takes(x.shape[0], w, precision):
             made = router_logits(x, w.router, w.router_bias, w.norm, w.norm_eps)
             return few_cuda.few_experts(x, *made, w, residual=residual, num_tokens=num_tokens, out=out)
         rows = align(x.shape[0], w.gate_up.form)
@@ -193,7 +189,9 @@ def _make_layer(backend: str) -> Callable[..., torch.Tensor]:
                   quantise=backend == "cuda" and rows == decode_cuda.TILE, **precision)
         held = Experts(w.gate_up, w.gate_up_bias, w.down, w.down_bias, w.alpha, w.limit)
         y = experts(x, w.norm, w.norm_eps, r, held)
-        return _combine(y, x, r, residual, w.down_bias if bias_in_combine else None, w.first_expert, out)
+        bias = {"ids": r.ids, "bias": w.down_bias} if bias_in_combine else {}
+        return combine(y, r.row_of, r.weights, residual=x if residual else None, first_local=w.first_expert,
+                       dtype=x.dtype, out=out, norm=norm, **bias)
 
     return moe_layer
 
@@ -257,10 +255,11 @@ def choose_experts_reference(
 def moe_layer_reference(
     x: torch.Tensor, weights: LayerWeights, *, residual: bool = True, logits_dtype: torch.dtype = torch.float32,
     weight_dtype: torch.dtype = torch.float32, num_tokens: torch.Tensor | None = None, out: torch.Tensor | None = None,
+    norm: NormInto | None = None,
 ) -> torch.Tensor:
     """Plain torch in x's dtype, activations not quantised; any weight form. x: [T, H]; returns [T, H] in x's dtype.
 
-    num_tokens, out: as in the other backends.
+    num_tokens, out, norm: as in the other backends.
     """
     w = weights
     t = rms_norm(x, w.norm, w.norm_eps)
@@ -271,4 +270,7 @@ def moe_layer_reference(
     y = reference_moe(t, ids, shares, w.gate_up, w.gate_up_bias.to(x.dtype), w.down, w.down_bias.to(x.dtype),
                         alpha=w.alpha, limit=w.limit, first_expert=w.first_expert)
     y = x + y if residual else y
+    if norm is not None:
+        for room, made in zip(norm.into, quantise_groups(rms_norm(y, norm.weight, norm.eps)), strict=True):
+            room[: y.shape[0]] = made
     return y if out is None else out.copy_(y)

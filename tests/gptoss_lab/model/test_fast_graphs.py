@@ -79,8 +79,8 @@ def test_what_spare_rows_hold_matters_to_nobody(weights):
 def test_the_router_is_told_which_rows_are_real(weights):
     model, seen = model_of(weights), []
     inner = model._forward._moe
-    model._forward._moe = lambda x, moe, num_tokens: seen.append((len(x), num_tokens.tolist())) or inner(
-        x, moe, num_tokens=num_tokens)
+    model._forward._moe = lambda x, moe, num_tokens, norm: seen.append((len(x), num_tokens.tolist())) or inner(
+        x, moe, num_tokens=num_tokens, norm=norm)
     caches, ids = started_alone(model, 3)
     seen.clear()
     model(ids, [1, 1, 1], caches)

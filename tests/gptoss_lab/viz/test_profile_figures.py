@@ -79,9 +79,9 @@ def test_the_figure_draws_the_points_and_says_how_many_are_recorded():
     hollow = [t for t in with_row.data if t.name == "prefill, bound"][0]
     assert len(hollow.x) == len(profile_roofline.points(PROMPT, []))
     filled = [t for t in with_row.data if t.name == "prefill, recorded"][0]
-    assert len(filled.x) == 1 and "(1 of 14)" in with_row.layout.title.subtitle.text
+    assert len(filled.x) == 1 and "(1 of 15)" in with_row.layout.title.subtitle.text
     assert not [t for t in without.data if t.name == "prefill, recorded"]
-    assert "(0 of 14)" in without.layout.title.subtitle.text
+    assert "(0 of 15)" in without.layout.title.subtitle.text
     named = " · ".join(a.text for a in with_row.layout.annotations)
     assert all(p.launch.what.split(", residual")[0] in named for p in profile_roofline.points(PROMPT, []))
     share = profile_roofline.arithmetic_share(PROMPT)

@@ -53,18 +53,20 @@ def test_the_sum_of_the_bounds_is_above_the_bound_of_the_step_and_near_it_where_
 def test_grids_by_hand():
     first = {one.what: one for one in profile_kernels.prefill(BIG, 8192)}
     assert first["norm and quantise, placed"].grid == (8192,) and first["combine, residual included"].grid == (8192, 1)
-    assert first["norm and quantise, before QKV"].threads == 64
+    assert first["norm and quantise, before the first QKV"].threads == 64
     assert first["rope and cache, full"].grid == (8192 // 8, 8 + 2)             # 8 tokens of 8 heads of 32 pairs
     assert first["attention, window"].grid == (8192 // 8, 8) and first["attention, full"].grid == (132,)
     assert first["choose experts"].grid == (128,) and first["gate/up product"].threads == 384
-    one, many = ({x.what: x for x in profile_kernels.decode(BIG, 8192, b)} for b in (1, 32))
+    one, two, many = ({x.what: x for x in profile_kernels.decode(BIG, 8192, b)} for b in (1, 2, 32))
     assert one["QKV, norm included"].grid == (5120 // 16,) and one["output, residual included"].grid == (2880 // 16,)
     assert one["attention, full"].grid == (66, 8, 1) and many["attention, full"].grid == (2, 8, 32)
     logits = "router logits and quantised rows"                                 # 2 or 8 experts a program, and the row
     assert one["attention, window"].grid == (1, 8, 1) and one[logits].grid == (1, 128 // 2 + 1)
-    assert many[logits].grid == (32, 128 // 8 + 1) and one["choose and place"].grid == (1,)
+    assert many[logits].grid == (32, 128 // 8 + 1) and two["choose and place"].grid == (1,)
     assert many["choose experts"].grid == (32,) and many["combine, residual included"].grid == (32, 3)
-    assert one["gate/up product"].threads == 288
+    assert two["gate/up product"].threads == 288 and "gate/up product" not in one
+    assert one["gate/up product, choice included"].grid == (4 * 5760 // 16,)    # of every expert of the token
+    assert one["down product, sum included"].grid == (2880 // 8,)
     routing = {tokens: [(x.kernel, x.grid) for x in profile_kernels.prefill(BIG, tokens) if x.kind == "routing"]
                for tokens in (8192, 32768)}
     assert routing == {8192: [("_choose_kernel", (128,)), ("_place_kernel", (128,))], 32768: [
@@ -124,7 +126,7 @@ def test_every_source_is_one_that_a_bench_writes():
 
 
 def test_the_best_source_wins_and_other_metrics_do_not_count():
-    launch = next(x for x in profile_kernels.prefill(BIG, 8192) if x.what.startswith("combine"))
+    launch = next(x for x in profile_kernels.prefill(BIG, 8192) if x.what == "combine, residual included")
     (_, first, name), (_, second, backend) = launch.sources
     rows = [make_row("moe", second, backend, "microseconds", [5.0], "us"),
             make_row("moe", second, backend, "gb_per_s", [4000.0], "GB/s")]
@@ -164,8 +166,8 @@ def counted(tmp_path_factory):
 
 
 def test_launches_are_as_many_as_the_forward_makes(counted):
-    """An operation is so many launches: e4m3 product 2 (quantise, multiply) and 1 where attention has quantised, MoE 6,
-    the others 1."""
+    """An operation is so many launches: e4m3 product 1, and 2 where nothing before it has quantised; MoE 6, of one
+    token 3; the others 1."""
     config, prompt, step = counted
     n = config.num_layers
     assert prompt == {"_fp8": 2 * n, "_rope": n, "_moe": n, "_norm": 1} and step == {
@@ -174,16 +176,17 @@ def test_launches_are_as_many_as_the_forward_makes(counted):
     for launch in profile_kernels.prefill(config, 200):
         listed[launch.kernel] += launch.times
     products = listed["grouped_gemm"] - 2 * n                                  # two are the experts'
-    assert products == prompt["_fp8"] and listed["_norm_quantise_kernel"] == products / 2 + n
+    assert products == prompt["_fp8"] and listed["_norm_quantise_kernel"] == 1 + n
     assert listed["rope_cache_kernel"] == n and listed["norm_residual_kernel"] == 1
     assert listed["gluon_prefill_kernel"] + listed["prefill_kernel"] == n
-    routed = sum(listed[k] for k in ("_choose_kernel", "_place_kernel", "_combine_kernel"))
+    routed = sum(listed[k] for k in ("_choose_kernel", "_place_kernel", "_combine_kernel", "_combine_norm_kernel"))
     assert routed + 3 * n == 6 * prompt["_moe"]
     later = Counter()
     for launch in profile_kernels.decode(config, 8192, 1):
         later[launch.kernel] += launch.times
     assert later["few_linear"] == step["_few"] and later["decode_kernel"] == n
-    assert later["merge_kernel"] == n // 2 and later["decode_gemm"] == 2 * n
+    assert later["merge_kernel"] == n // 2 and later["few_experts"] == 2 * n
+    assert later["_logits_kernel"] == n and not later["_combine_kernel"]
 
 
 @pytest.mark.gpu

@@ -88,6 +88,7 @@ def test_rows_that_attention_quantises_change_no_bit():
     source = random_source(config(num_layers=2, max_position_embeddings=512, num_heads=4, head_dim=64))
     model = fast(source, {"moe_layer": "reference"}, projections="fp8", graphs=False)
     ids, results, given = tokens(model.config, 66), [], []
+    model._forward._next_norm = lambda *_: None                          # plain experts round otherwise than a kernel
     join = model._forward._join
     model._forward._join = lambda base, rows, *more: given.append(type(rows)) or join(base, rows, *more)
     for rounds in (True, False):

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_cases import fp8_matrices, layer, relative
 
-from gptoss_kernels.moe import combine, group_layout
+from gptoss_kernels.moe import NormInto, combine, group_layout
 from gptoss_kernels.moe.gemm_triton import grouped_gemm
 from gptoss_kernels.moe.layer import moe_layer_reference, moe_layer_triton
-from gptoss_kernels.quant import norm_quantise
+from gptoss_kernels.quant import empty_quantised, norm_quantise
 from gptoss_kernels.reference.experts import ExpertMatrices
+from gptoss_kernels.reference.norm import rms_norm
 from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups
 from gptoss_kernels.registry import BackendUnavailable, choose
 
@@ -175,6 +176,30 @@ def test_combine_with_the_bias_riding_along():
     assert torch.allclose(combine(y, row_of, weights, residual=residual, ids=ids, bias=bias), want, atol=1e-6)
     with pytest.raises(ValueError, match="belong together"):
         combine(y, row_of, weights, bias=bias)
+
+
+@pytest.mark.parametrize("width", [40, 320, 2880])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_combine_with_the_norm_of_what_comes_next(width, dtype):
+    """The same rows as without it; the norm is what a launch of its own makes of them, but for sums in another order.
+    Rows behind the last keep what they held."""
+    g = torch.Generator().manual_seed(6)
+    y, residual = torch.randn(12, width, generator=g).to(dtype), torch.randn(3, width, generator=g).to(dtype)
+    row_of = torch.tensor([[0, 5], [11, -1], [-1, -1]], dtype=torch.int32)
+    weights, gain = torch.rand(3, 2, generator=g), torch.rand(width, generator=g) + 0.5
+    into = empty_quantised(5, width, "cpu")
+    into.values.view(torch.uint8).fill_(0x7F)
+    into.scale.fill_(torch.nan)
+    out = combine(y, row_of, weights, residual=residual, norm=NormInto(gain, 1e-5, into))
+    assert torch.equal(out, combine(y, row_of, weights, residual=residual))
+    apart = norm_quantise(out, gain)
+    same = (into.values[:3].view(torch.uint8) == apart.values.view(torch.uint8)).float().mean()
+    assert same > 0.999 and torch.allclose(into.scale[:3], apart.scale, rtol=1e-2, atol=0)
+    exact = rms_norm(out.double(), gain.double(), 1e-5)
+    assert (dequantise_groups(into.values[:3], into.scale[:3]) - exact).norm() <= 4e-2 * exact.norm()
+    assert into.values[3:].float().isnan().all() and into.scale[3:].isnan().all()
+    with pytest.raises(ValueError, match="at least 3 rows"):
+        combine(y, row_of, weights, residual=residual, norm=NormInto(gain, 1e-5, empty_quantised(2, width, "cpu")))
 
 
 def test_auto_says_why_and_explicit_choices_do_not_fall_back():

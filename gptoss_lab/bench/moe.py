@@ -171,7 +171,7 @@ def _gemm_runs(given: Inputs, kernel: str, n: int, m: Any, dense: torch.Tensor, 
 def _small_runs(given: Inputs, y: torch.Tensor, u: torch.Tensor | None) -> list[Run]:
     """Route, quantise, combine, the three together, and the separate SwiGLU of a chain that fuses nothing."""
     r, x, layer, t = given.r, given.x, given.layer, given.case.tokens
-    row = HIDDEN * 2.0                                                  # bytes of a bf16 row
+    row, scaled = HIDDEN * 2.0, HIDDEN + 4.0 * -(-HIDDEN // 128)        # bytes of a row: bf16, scaled e4m3
     placed = {} if given.case.decode else {"row_of": r.row_of, "rows": r.rows}
     copies = 1 if given.case.decode else TOP
 
@@ -187,13 +187,13 @@ def _small_runs(given: Inputs, y: torch.Tensor, u: torch.Tensor | None) -> list[
     def together() -> None:
         routing(), quantise(), combining()
 
-    amounts = {"route": t * row, "quantise": t * (row + copies * HIDDEN), "combine": t * row * (TOP + 2)}
+    amounts = {"route": t * row, "quantise": t * (row + copies * scaled), "combine": t * row * (TOP + 2)}
     beside = None if given.case.decode else COPY
     runs = [Run(kernel, "triton", timing.graphed(call), 0.0, amounts[kernel], beside)
             for kernel, call in (("route", routing), ("quantise", quantise), ("combine", combining))]
     runs.append(Run("route, quantise and combine", "triton", timing.graphed(together), 0.0, sum(amounts.values())))
     if not given.case.decode:
-        amounts["swiglu, separate"] = given.rows * (2 * GATE_UP + HIDDEN)
+        amounts["swiglu, separate"] = given.rows * (2 * GATE_UP + scaled)
         runs += [_copy(kernel, amount) for kernel, amount in amounts.items()]
     if u is not None:
         bias = given.weights.gate_up_bias

@@ -102,7 +102,7 @@ def grouped_gemm(
         b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, columns // 2, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
         a_map, b_map, out_map, a_scale, a_scale.stride(1), b_scale, b_scale if bias is None else bias, counts,
-        out_scale, out_scale.stride(1)])
+        out_scale, out_scale.stride(1)], overlapping=True)
     return (out, out_scale) if swiglu else out
 
 

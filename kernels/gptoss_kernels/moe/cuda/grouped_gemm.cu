@@ -396,7 +396,6 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES + 2 * OUT_BYTES);
     int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2, warp = thread_index() / 32;
 
-    if (warp == 0) make_schedule(s, counts);
     if (thread_index() == 32) {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(shared_address(&s.full[i]), 1);
@@ -409,6 +408,9 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         barrier_init_fence();
     }
     if (thread_index() == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); }
+    wait_for_previous();                      // launched as overlapping: what is above is done in the tail of that kernel
+    let_next_start();
+    if (warp == 0) make_schedule(s, counts);
     __syncthreads();
     cluster_sync();
 

@@ -23,6 +23,7 @@ from gptoss_lab.parallel.groups import Group
 _HELD: dict[str, Any] = {}
 CHECKED_LAYERS, CHECKED_TOKENS = 2, 200
 WARM = 1
+WARM_SECONDS = 0.5                                        # of prompts on a GPU, until its clocks are those of work
 
 
 def dtype_of(own: TorchRanks) -> torch.dtype:
@@ -79,18 +80,25 @@ def prefill(own: TorchRanks, tokens: int, batch: int, repetitions: int) -> list[
     mine = len(range(groups.place.dp, batch, subject.plan.dp))
     ids = random_ids(subject.config.vocab_size, tokens * mine, own.device, seed=groups.place.dp)
     model = _fast(groups, tokens * mine, mine, graphs=False) if subject.fast else _HELD["model"]
-    seconds = []
-    for _ in range(repetitions + WARM):
+
+    def once() -> float:
         caches = [model.new_cache(tokens) for _ in range(mine)]
         _meet(own, everyone)
         begin = time.perf_counter()
         logits = model(ids, [tokens] * mine, caches)
         _meet(own, everyone)
-        seconds.append(time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
         if mine and not bool(torch.isfinite(logits).all()):
             raise RuntimeError(f"prefill of {tokens} tokens: the logits are not finite")
         _release(caches)
-    return seconds[WARM:]
+        return seconds
+
+    first = torch.tensor([once()], dtype=torch.float32, device=own.device)
+    if own.device.type == "cuda":
+        slowest = everyone.all_gather(first, [1] * own.world, "warm").max().item()        # as often on all ranks
+        for _ in range(int(WARM_SECONDS / slowest)):
+            once()
+    return [once() for _ in range(repetitions)]
 
 
 @torch.inference_mode()

@@ -110,7 +110,7 @@ class EngineProcess:
             while True:
                 loop.call_soon_threadsafe(self._handle, connection.recv())
         except (EOFError, OSError):
-            _end(process)
+            _end(process, patience=20)                   # it ends by itself, and its exit code shall be its own
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._died, process)
         except RuntimeError:
@@ -174,9 +174,9 @@ def _write(connection: Connection, outbox: queue.SimpleQueue[object]) -> None:
             return
 
 
-def _end(process: BaseProcess) -> None:
-    """Wait for the process; one that is in a long step, or stuck, is made to end."""
-    process.join(2)
+def _end(process: BaseProcess, patience: float = 2) -> None:
+    """Wait `patience` seconds for the process; one that is in a long step, or stuck, is then made to end."""
+    process.join(patience)
     for force in (process.terminate, process.kill):
         if process.is_alive():
             force()

@@ -82,7 +82,7 @@ def test_200_greedy_tokens_are_equal(model, plain, decoders, name):
 
 def test_a_draft_that_is_the_model_itself_is_always_right(model, plain, decoders):
     decoder = decoders["itself"]()
-    assert Engine(model, decoder).complete([PROMPT], greedy(TOKENS))[0].tokens == plain
+    assert Engine(model, decoder).complete([PROMPT], greedy(60))[0].tokens == plain[:60]
     assert decoder.acceptance.acceptance == 1 and decoder.acceptance.tokens_per_round > 4.9
 
 

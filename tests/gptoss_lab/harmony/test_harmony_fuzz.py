@@ -83,14 +83,14 @@ def check_headers(messages, headers):
 
 
 @given(IDS)
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=800, deadline=None, derandomize=True)
 def test_lenient_keeps_every_character(ids):
     messages = check_lenient(ids)
     assert messages == parse(ids, strict=False)
 
 
 @given(IDS)
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=800, deadline=None, derandomize=True)
 def test_strict_raises_only_its_own_error_and_loses_nothing(ids):
     try:
         messages, rest = parse(ids), ()
@@ -117,7 +117,7 @@ def test_lenient_has_a_problem_exactly_where_strict_raises(ids):
 
 
 @given(IDS, st.sampled_from(["assistant", None]))
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=600, deadline=None, derandomize=True)
 def test_spans_are_the_ids_and_their_text(ids, role):
     shown = spans(ids, role)
     assert [i for span in shown for i in span.ids] == ids

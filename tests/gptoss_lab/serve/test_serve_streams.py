@@ -14,7 +14,7 @@ from gptoss_lab.harmony import decode, engine_stop_ids, parse, render, system, u
 from gptoss_lab.model import load_model
 from gptoss_lab.serve import load_loop
 
-STREAMS, TOKENS = 64, 12
+STREAMS, TOKENS = 64, 8
 WORDS = ("river", "stone", "naïve", "seven", "雪", "lamp", "🙂", "quartz", "Zürich", "blue")
 
 

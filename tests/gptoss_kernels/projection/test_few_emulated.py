@@ -1,4 +1,4 @@
-"""The CUDA kernel for a few tokens, run without a GPU: its source compiled for the host, every CUDA thread a thread of
+"""The CUDA kernel for a few tokens, run without a GPU: its source compiled for the host, every CUDA thread a stack on
 the host (`emulated/hopper.cuh`), against the plain form. It shows that every thread reads and writes what is right, not
 how fast."""
 import ctypes

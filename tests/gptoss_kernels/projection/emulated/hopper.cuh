@@ -1,17 +1,19 @@
-// In place of the kernels' own hopper.cuh: the instructions that few_linear.cu, few_experts.cu and decode_gemm.cu use, on host threads, one for
-// each thread of a CTA. Warps meet at a barrier for what they do together (shuffles, products), the CTA for __syncthreads.
-// Copies and products are done when they are asked for. Slow, and exact in which thread holds what and in when a barrier in
-// shared memory opens, which is what a kernel without a GPU can be wrong about.
+// In place of the kernels' own hopper.cuh: the instructions that few_linear.cu, few_experts.cu and decode_gemm.cu use, on the
+// host. Every thread of a CTA is a stack of its own, and one after the other runs until it has to wait: warps meet for what
+// they do together (shuffles, products), the CTA for __syncthreads. Copies and products are done when they are asked for. Slow,
+// and exact in which thread holds what and in when a barrier in shared memory opens, which is what a kernel without a GPU can
+// be wrong about. If nobody can go on, the process ends and says so.
 #pragma once
-#include <barrier>
 #include <cmath>
-#include <condition_variable>
+#include <csetjmp>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <ucontext.h>
 #include <vector>
 
 typedef unsigned char uint8;
@@ -34,16 +36,56 @@ struct Index { int x; };
 alignas(1024) inline uint8 shared_memory[1 << 18];
 
 constexpr int MOST_WARPS = 32;
-inline thread_local Index threadIdx, blockIdx, gridDim;
-inline std::unique_ptr<std::barrier<>> cta, warps[MOST_WARPS], named;
+inline Index threadIdx, blockIdx, gridDim;
+
+constexpr int STACK = 1 << 16;
+struct Thread { jmp_buf at; bool begun = false, done = false; };
+inline std::vector<Thread> threads_of_cta;
+inline std::unique_ptr<uint8[]> stacks;
+inline jmp_buf turn_taker;
+inline long changes = 0;                                                // what a waiting thread may be waiting for
+inline std::function<void()> body;
+
+inline void await_turn() {                                                   // the others' turn
+    if (_setjmp(threads_of_cta[threadIdx.x].at) == 0) _longjmp(turn_taker, 1);
+}
+inline void begin_thread() {
+    body();
+    threads_of_cta[threadIdx.x].done = true, ++changes;
+    _longjmp(turn_taker, 1);
+}
+inline void take_turn(int thread) {
+    threadIdx.x = thread;
+    Thread& t = threads_of_cta[thread];
+    if (_setjmp(turn_taker)) return;
+    if (t.begun) _longjmp(t.at, 1);
+    t.begun = true;
+    ucontext_t fresh;
+    getcontext(&fresh);
+    fresh.uc_stack.ss_sp = stacks.get() + (long long)thread * STACK, fresh.uc_stack.ss_size = STACK, fresh.uc_link = nullptr;
+    makecontext(&fresh, begin_thread, 0);
+    setcontext(&fresh);
+}
+
+struct Meeting {                                                        // of as many threads, again and again
+    int expected = 0, missing = 0, number = 0;
+    explicit Meeting(int threads = 0) : expected(threads), missing(threads) {}
+    void arrive_and_wait() {
+        int mine = number;
+        ++changes;
+        if (--missing == 0) missing = expected, ++number;
+        else while (number == mine) await_turn();
+    }
+};
+inline Meeting cta, warps[MOST_WARPS], named;
 inline uint32 board[MOST_WARPS][32][8];                                 // what the lanes of a warp show each other
 
 inline int warp_of() { return threadIdx.x / 32; }
 inline int lane_of() { return threadIdx.x % 32; }
-inline void meet() { warps[warp_of()]->arrive_and_wait(); }
-inline void __syncthreads() { cta->arrive_and_wait(); }
+inline void meet() { warps[warp_of()].arrive_and_wait(); }
+inline void __syncthreads() { cta.arrive_and_wait(); }
 inline void __syncwarp() { meet(); }
-inline void named_sync(int, int) { named->arrive_and_wait(); }           // one name; as many threads as run_grid is told
+inline void named_sync(int, int) { named.arrive_and_wait(); }           // one name; as many threads as run_grid is told
 inline int min(int a, int b) { return a < b ? a : b; }
 inline uint2 make_uint2(uint32 x, uint32 y) { return {x, y}; }
 inline uint4 make_uint4(uint32 x, uint32 y, uint32 z, uint32 w) { return {x, y, z, w}; }
@@ -148,24 +190,17 @@ inline uint32 load_shared_byte(uint32 from) { return shared_memory[from]; }
 
 struct Barrier { int count = 0, missing = 0, bytes = 0, phase = 0; };   // missing arrivals and bytes of the phase
 inline std::map<uint32, Barrier> barriers;
-inline std::mutex barriers_mutex;
-inline std::condition_variable barriers_changed;
 inline void change(uint32 bar, int arrivals, int bytes) {
-    std::lock_guard<std::mutex> lock(barriers_mutex);
     Barrier& b = barriers.at(bar);
     b.missing -= arrivals, b.bytes += bytes;
-    if (b.missing == 0 && b.bytes == 0) b.missing = b.count, b.phase ^= 1, barriers_changed.notify_all();
+    if (b.missing == 0 && b.bytes == 0) b.missing = b.count, b.phase ^= 1, ++changes;
 }
-inline void barrier_init(uint32 bar, uint32 count) {
-    std::lock_guard<std::mutex> lock(barriers_mutex);
-    barriers[bar] = {(int)count, (int)count, 0, 0};
-}
+inline void barrier_init(uint32 bar, uint32 count) { barriers[bar] = {(int)count, (int)count, 0, 0}; }
 inline void barrier_init_fence() {}
 inline void barrier_expect(uint32 bar, uint32 bytes) { change(bar, 1, bytes); }
 inline void barrier_arrive_here(uint32 bar) { change(bar, 1, 0); }
 inline void barrier_wait(uint32 bar, uint32 parity) {
-    std::unique_lock<std::mutex> lock(barriers_mutex);
-    barriers_changed.wait(lock, [&] { return barriers.at(bar).phase != (int)parity; });
+    while (barriers.at(bar).phase == (int)parity) await_turn();
 }
 
 struct TensorMap { const uint8* from; int rows, columns; };             // of bytes; boxes of 64 rows and 128 columns
@@ -225,18 +260,21 @@ void wgmma_first(float (&d)[COUNT], uint32 a0, uint32 a1, uint32 a2, uint32 a3, 
 // Every CTA of a grid, one after the other. together: threads that meet at the named barrier.
 inline int together = 0;
 template <class Kernel, class... Arguments> void run_grid(int blocks, int threads, Kernel kernel, Arguments... arguments) {
-    cta = std::make_unique<std::barrier<>>(threads);
-    named = std::make_unique<std::barrier<>>(together);
-    for (int w = 0; w < threads / 32; ++w) warps[w] = std::make_unique<std::barrier<>>(32);
-    for (int block = 0; block < blocks; ++block) {
-        std::vector<std::thread> all;
-        for (int t = 0; t < threads; ++t)
-            all.emplace_back([=] {
-                threadIdx.x = t;
-                blockIdx.x = block;
-                gridDim.x = blocks;
-                kernel(arguments...);
-            });
-        for (auto& thread : all) thread.join();
+    stacks.reset(new uint8[(long long)threads * STACK]);
+    body = [=] { kernel(arguments...); };
+    gridDim.x = blocks;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+        threads_of_cta.assign(threads, Thread{});
+        cta = Meeting(threads), named = Meeting(together);
+        for (int w = 0; w < threads / 32; ++w) warps[w] = Meeting(32);
+        for (bool left = true; left;) {
+            long before = changes;
+            left = false;
+            for (int t = 0; t < threads; ++t) {
+                if (!threads_of_cta[t].done) take_turn(t);
+                left |= !threads_of_cta[t].done;
+            }
+            if (left && changes == before) std::fprintf(stderr, "all threads of CTA %d wait\n", blockIdx.x), std::abort();
+        }
     }
 }

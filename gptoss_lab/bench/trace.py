@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 KINDS = (
     ("attention", r"prefill_kernel|^decode_kernel|^merge_kernel|Prefill|xqa|kernel_mha|flash|sink_attention"),
-    ("e4m3 and MXFP4 products", r"grouped_gemm|decode_gemm|deep_gemm|fp8_gemm"),
+    ("e4m3 and MXFP4 products", r"grouped_gemm|decode_gemm|few_experts|deep_gemm|fp8_gemm"),
     ("routing", r"_choose|_place_|_scan_kernel|_logits_kernel|_count_kernel"),
     ("quantise", r"_quantise"),
     ("combine", r"_combine"),

@@ -121,7 +121,7 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
     norm, quantise = VECTOR["norm"], VECTOR["quantise"]
     return [
         _torch("embedding", "embedding", 1, "fp32", 0.0, 4.0 * t * h),
-        _quantise("norm and quantise, before the first QKV", 1, t, h, norm + quantise, 0,
+        _quantise("first norm and quantise, before QKV", 1, t, h, norm + quantise, 0,
                   (_tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton"))),
         _product("QKV product", layers, parts["qkv_projection"], t, _scaled(h), 2 * config.qkv_size,
                  (_tuned("QKV product", t),)),

@@ -25,8 +25,8 @@ REASONS = {
     "_choose_one_kernel": "one program of one warp a token, and its own launch",
     "decode_gemm": "items of 128 or 256 weight rows dealt to 132 SMs; one token makes 92 of them",
     "few_experts": "logits, choice and first weights wait for one another, and a launch of each part",
-    "norm and quantise, before the first QKV": "so short that a plain copy is behind too; a row's sum comes before its "
-                                               "stores",
+    "first norm and quantise, before QKV": "so short that a plain copy is behind too; a row's sum comes before its "
+                                           "stores",
     "norm and quantise, placed": "four rows written for one read, here and there: the stores set the pace",
     "combine, residual included": "four rows gathered for each token",
     "combine, residual and next norm included": "four rows gathered for each token; the norm waits for the whole row",

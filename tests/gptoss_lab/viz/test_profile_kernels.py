@@ -53,7 +53,7 @@ def test_the_sum_of_the_bounds_is_above_the_bound_of_the_step_and_near_it_where_
 def test_grids_by_hand():
     first = {one.what: one for one in profile_kernels.prefill(BIG, 8192)}
     assert first["norm and quantise, placed"].grid == (8192,) and first["combine, residual included"].grid == (8192, 1)
-    assert first["norm and quantise, before the first QKV"].threads == 64
+    assert first["first norm and quantise, before QKV"].threads == 64
     assert first["rope and cache, full"].grid == (8192 // 8, 8 + 2)             # 8 tokens of 8 heads of 32 pairs
     assert first["attention, window"].grid == (8192 // 8, 8) and first["attention, full"].grid == (132,)
     assert first["choose experts"].grid == (128,) and first["gate/up product"].threads == 384

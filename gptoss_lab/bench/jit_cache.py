@@ -75,7 +75,7 @@ def run(path: str | Path | None, backends: Sequence[str] = tuple(CASES)) -> list
                 raise RuntimeError(f"{backend}, {name}: relative error {found['error']:.1e}; {TOLERANCE} is allowed")
             rows.append(results.make_row(
                 "attention", f"first call, {name}", backend, "seconds", [found["seconds"]], "s", statistic="single",
-                bound=None, batch=case.batch, tokens=case.kv_len, window=case.window, heads=HEADS,
+                batch=case.batch, tokens=case.kv_len, window=case.window, heads=HEADS,
                 told=told.replace(folder, "CACHE"), limit_seconds=LIMIT_SECONDS if number else None))
             print(f"{backend:16} {name:34} {found['seconds']:8.2f} s  {told.replace(folder, 'CACHE')}", flush=True)
     if path is not None:

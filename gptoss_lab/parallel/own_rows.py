@@ -14,13 +14,12 @@ from __future__ import annotations
 import torch
 
 from gptoss_kernels.comm import FusedAllReduce, FusedOwnRows, own_ranges
+from gptoss_kernels.comm.own_rows import TILE
 from gptoss_kernels.quant import Quantised, empty_quantised
 from gptoss_kernels.reference.norm import rms_norm
 from gptoss_kernels.reference.quant import quantise_groups
 from gptoss_kernels.upload import upload
 from gptoss_lab.parallel.groups import Group
-
-TILE = 128              # rows of a tile of the products that take what is handed out
 
 
 class OwnRows:

@@ -89,18 +89,18 @@ class Forward:
                         zip((k_pages, v_pages), scales or (None, None), strict=True))
         q = self._rope(qkv, step.positions, self.cos, self.sin, k_pages, v_pages, kind.slots, heads=self.heads,
                        scales=scales, rows=kind.rows, keys=keys, values=values)  # [T, Hq, D]
-        room = self._room(len(x), layer.out, step)
+        room = self._room(len(x), layer.out.weight.shape[1], step)
         if keys is None:
             out = kind.plan.run(q, k_pages, v_pages, layer.sinks, out=room, scales=scales)
         else:
             out = kind.plan.run(q, keys, values, layer.sinks, out=room)
         return self._join(base, out, layer.out, step)
 
-    def _room(self, tokens: int, out: Projection, step: AnyStep) -> Quantised | None:
-        """Room for attention's output in e4m3, where the output projection takes that, to the end of its last tile."""
-        if tokens <= MOST_TOKENS or out.scale_inv is None or not self._rounds:
+    def _room(self, tokens: int, columns: int, step: AnyStep) -> Quantised | None:
+        """Room in e4m3 for what a projection takes next, to the end of its last tile; None where it takes no e4m3."""
+        if tokens <= MOST_TOKENS or self.weights.projections != "fp8" or not self._rounds:
             return None
-        return empty_quantised(step.rows.rows, out.weight.shape[1], out.weight.device)
+        return empty_quantised(step.rows.rows, columns, self.weights.device)
 
     def _qkv(self, x: torch.Tensor, layer: FastLayer, step: AnyStep) -> tuple[torch.Tensor, torch.Tensor]:
         """The normed rows' QKV, and what the output projection is added onto: x, with that one's bias where a dense
@@ -145,11 +145,12 @@ class Forward:
 
     def _next_norm(self, n: int, x: torch.Tensor, step: AnyStep) -> NormInto | None:
         """The norm that follows layer n's experts and room for it, where the next QKV product takes rows in e4m3."""
-        last = n + 1 == len(self.weights.layers)
-        if last or x.shape[0] <= MOST_TOKENS or self.weights.projections != "fp8" or not self._rounds:
+        weights, room = self.weights, None
+        if n + 1 < len(weights.layers):
+            room = self._room(*x.shape, step)
+        if room is None:
             return None
-        return NormInto(self.weights.layers[n + 1].attention_norm, self.weights.config.rms_norm_eps,
-                        empty_quantised(step.rows.rows, x.shape[1], x.device))
+        return NormInto(weights.layers[n + 1].attention_norm, weights.config.rms_norm_eps, room)
 
 
 def flat(heads: torch.Tensor | Quantised) -> torch.Tensor | Quantised:

@@ -150,7 +150,7 @@ class RankForward(Forward):
         kind.keep(moved, pages, scales)
         if q is None:
             return None
-        room = self._room(len(q), layer.out, step)
+        room = self._room(len(q), layer.out.weight.shape[1], step)
         if seen is None:
             return kind.plan.run(q, *pages, layer.sinks, out=room, scales=scales)
         return kind.plan.run(q, *seen, layer.sinks, out=room)

@@ -11,7 +11,7 @@ import torch
 
 from gptoss_kernels.attention.backends import triton_obstacle
 from gptoss_kernels.attention.layer import E4M3, AttentionError, LayerKind, check_device
-from gptoss_kernels.reference.quant import Quantised, quantise_groups
+from gptoss_kernels.reference.quant import Quantised, quantise_into
 
 Output = torch.Tensor | Quantised
 
@@ -48,6 +48,5 @@ def quantise_rows(rows: torch.Tensor, out: Quantised) -> None:
         from gptoss_kernels.quant import norm_quantise
 
         norm_quantise(flat, out=out)
-        return
-    for made, room in zip(quantise_groups(flat), out, strict=True):
-        room[: len(made)].copy_(made)
+    else:
+        quantise_into(flat, out)

@@ -27,7 +27,7 @@ from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.experts import moe as reference_moe
 from gptoss_kernels.reference.moe import route as reference_route
 from gptoss_kernels.reference.norm import rms_norm
-from gptoss_kernels.reference.quant import quantise_groups
+from gptoss_kernels.reference.quant import quantise_into
 from gptoss_kernels.registry import register
 
 
@@ -271,6 +271,5 @@ def moe_layer_reference(
                         alpha=w.alpha, limit=w.limit, first_expert=w.first_expert)
     y = x + y if residual else y
     if norm is not None:
-        for room, made in zip(norm.into, quantise_groups(rms_norm(y, norm.weight, norm.eps)), strict=True):
-            room[: y.shape[0]] = made
+        quantise_into(rms_norm(y, norm.weight, norm.eps), norm.into)
     return y if out is None else out.copy_(y)

@@ -53,6 +53,12 @@ def quantise_groups(x: torch.Tensor, group: int = 128) -> tuple[torch.Tensor, to
     return q.view(torch.uint8).view(rows, count * group)[:, :k].contiguous().view(torch.float8_e4m3fn), scale
 
 
+def quantise_into(x: torch.Tensor, room: Quantised) -> None:
+    """`quantise_groups` of x [T, H] in groups of 128, into the first T rows of room; the others keep what they held."""
+    for part, made in zip(room, quantise_groups(x), strict=True):
+        part[: x.shape[0]] = made
+
+
 def dequantise_groups(
     q: torch.Tensor, scale: torch.Tensor, group: int = 128, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:

@@ -4,10 +4,10 @@ hardware, precision, plan, workload say what is asked. parameters, experts, part
 into seconds and into what fits. price turns seconds into dollars. published, speculation and formats are three
 questions answered with them. Every name carries its unit.
 
-On top of the bounds stands a model of real times, imported by module: columns (what a pass asks of each kernel),
-equations and figures (measurements as lines), fit, holdout, performance (the calibrations and their errors). estimate,
-comparison, sweep and pools ask it about one pass, the published rows, every plan, and two pools; queueing, fleet and
-scale (which need simpy) about a whole fleet.
+On top of the bounds stands a model of real times, imported by module: columns (what a pass asks of each kernel) and
+exchanges (what its ranks say to each other), equations and figures (measurements as lines), fit, holdout, performance
+(the calibrations and their errors). estimate, comparison, sweep and pools ask it about one pass, the published rows,
+every plan, and two pools; queueing, fleet and scale (which need simpy) about a whole fleet.
 """
 from gptoss_lab.cost.bounds import Bound, PartBound, bound, decode_bound, prefill_bound, verify_bound
 from gptoss_lab.cost.errors import CostError

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gptoss_lab.config import ModelConfig, preset
-from gptoss_lab.cost.columns import columns
+from gptoss_lab.cost.columns import columns, expert_launches
 from gptoss_lab.cost.errors import CostError
+from gptoss_lab.cost.exchanges import own_sum_bytes, whole_sum_bytes
 from gptoss_lab.cost.experts import expected_distinct_experts
 from gptoss_lab.cost.fit import Equation
 from gptoss_lab.cost.hardware import H200
@@ -126,7 +127,7 @@ def ceiling_equations(rows: Iterable[Row], phase: str) -> list[Equation]:
 
 def _kernel_amounts(row: Row, phase: str) -> dict[str, float] | None:
     """The columns of a kernel's row in `phase`; None if it is not one of them."""
-    whole = not any(word in row["backend"] for word in ("without", "alone"))
+    whole = row["suite"] == "comm" or not any(word in row["backend"] for word in ("without", "alone"))
     if row["metric"] != "microseconds" or row["value"] is None or row["gpu"] is None or not whole:
         return None
     kinds = {"attention": _attention_amounts, "moe": _moe_amounts, "comm": _comm_amounts, "profile": _product_amounts}
@@ -150,18 +151,27 @@ def _moe_amounts(row: Row, phase: str) -> dict[str, float] | None:
     flop = 6.0 * of["tokens"] * config.experts_per_token * config.hidden_size * config.intermediate_size
     return {f"experts_{form}": flop / H200.fp8_flop_per_second,
             f"expert_weights_{form}": hit * sum(expert_bytes(config, form)) / H200.memory_bytes_per_second,
-            "expert_launches": 1.0}
+            "expert_launches": expert_launches(of["tokens"], form)}
 
 
 def _comm_amounts(row: Row, phase: str) -> dict[str, float] | None:
-    """An all-reduce at the end of half a layer; both phases use it."""
-    of, ranks = row["conditions"], plan_of(row["conditions"]).world
-    if not row["case"].startswith("all-reduce") or ranks == 1:
+    """A sum at the end of half a layer, of whole rows or of own ones, or a library's exchange; both phases use them.
+
+    No gather was timed: a library's all-reduce alone, a reduce-scatter and an all-gather in one call, stands for both.
+    Its bytes are those of the two together, its latency, a copy of the rows included, that of one call.
+    """
+    of, ranks, form = row["conditions"], plan_of(row["conditions"]).world, row["backend"]
+    if not row["case"].startswith("all-reduce") or ranks == 1 or "apart" in form:
         return None
-    size = of["tokens"] * of["hidden"] * BF16_BYTES
-    return {"link": 2 * (ranks - 1) / ranks * size / H200.link_bytes_per_second,
-            "link_one_shot": (ranks - 1) * size / H200.link_bytes_per_second,
-            "collectives": 1.0, "collectives_by_extra_rank": float(max(0, ranks - 2))}
+    whole, one_shot = whole_sum_bytes(of["hidden"], ranks, of["tokens"]), (ranks - 1) * of["tokens"] * of["hidden"]
+    waits = {"collectives_by_extra_rank": float(max(0, ranks - 2))}
+    if "alone" in form:
+        return {"link_gathers": whole / H200.link_bytes_per_second, "gathers": 1.0, **waits}
+    if "own rows" in form:
+        own = own_sum_bytes(of["hidden"], ranks, of["tokens"])
+        return {"link": own / H200.link_bytes_per_second, "collectives": 1.0, **waits}
+    return {"link": whole / H200.link_bytes_per_second,
+            "link_one_shot": one_shot * BF16_BYTES / H200.link_bytes_per_second, "collectives": 1.0, **waits}
 
 
 def _product_amounts(row: Row, phase: str) -> dict[str, float] | None:

@@ -69,7 +69,8 @@ def kernel_equation(figure: Figure) -> Equation | None:
     phase, _, kind = figure.quantity.partition("_")
     if figure.quantity == "all_reduce":
         moved = figure.tokens * 2880 * BF16_BYTES * 2 * (figure.gpus - 1) / figure.gpus
-        amounts = {"link": moved / H200.link_bytes_per_second, "collectives": 1.0}
+        bytes_in, count = ("link_gathers", "gathers") if "NCCL" in figure.kernel else ("link", "collectives")
+        amounts = {bytes_in: moved / H200.link_bytes_per_second, count: 1.0}
     elif figure.quantity == "product_fp8":
         return Equation(figure.label, H200.fp8_flop_per_second / (figure.value * 1e12), {"projections_fp8": 1.0},
                         origin="published")
@@ -87,9 +88,10 @@ def _layer_amounts(config: ModelConfig, phase: str, kind: str, figure: Figure) -
     if kind.startswith("attention"):
         layers = sum(config.is_sliding(n) == (kind == "attention_window") for n in range(config.num_layers))
         return {kind: amounts[kind] / layers, "attention_launches": 1.0}
+    # Half of a layer's six launches: no figure speaks of the small ones around the two products.
     share = {"experts_gate_up": 2 / 3, "experts_down": 1 / 3}[kind] / config.num_layers     # of FLOPs and of bytes
     return {"experts_fp8": amounts["experts_fp8"] * share,
-            "expert_weights_fp8": amounts["expert_weights_fp8"] * share, "expert_launches": 0.5}
+            "expert_weights_fp8": amounts["expert_weights_fp8"] * share, "expert_launches": 3.0}
 
 
 def _datasheet_share(figure: Figure) -> float:

@@ -14,7 +14,8 @@ behind FLOPs, so a bound without them is one.
 Collectives follow the TP-only scheme: activations in bf16, replicated inside a TP group. All-reduce of N bytes over p
 ranks moves 2 (p-1)/p N through each, the least possible without arithmetic in the switch. The experts' inputs are
 gathered from the other DP groups (dispatch); their outputs are summed over the world and each DP group keeps its own
-tokens (combine). The sampler works on sharded logits, which are not gathered.
+tokens (combine). The sampler works on sharded logits, which are not gathered. What this engine moves instead is counted
+in `exchanges`; rows in e4m3 are fewer bytes than this least in bf16.
 """
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ PHASES = ("prefill", "decode")
 FEWEST_PASSES = 4
 _OPTIONAL = ("link_one_shot", "collectives_by_extra_rank")        # other forms of what `link`, `collectives` say
 _NOT_IN_KERNELS = ("link_one_shot", "layers", "collectives_by_extra_rank", "passes")
+_BY_FIGURES = {"collectives": "all-reduces", "gathers": "gathers"}     # taken from figures where no row says anything
 _FIGURES = {"prefill": ("prefill_", "product_fp8", "all_reduce"), "decode": ("decode_", "all_reduce")}
 _WORK = {"prefill": prefill, "decode": decode}
 
@@ -61,13 +62,14 @@ class Checked:
 @dataclass(frozen=True)
 class PassModel:
     """The model of one phase. groups: columns that share a coefficient, by the group's name. checked: the held-out
-    whole passes. equations: every measurement, held out or not, its amounts by group."""
+    whole passes. equations: every measurement, held out or not, its amounts by group. own_rows: as of `columns`."""
 
     phase: str
     fit: Fit
     groups: Mapping[str, tuple[str, ...]]
     checked: tuple[Checked, ...] = ()
     equations: tuple[Equation, ...] = ()
+    own_rows: bool = True
 
     def breakdown(
         self, config: ModelConfig, tokens: int, batch: int = 1, plan: Plan = SINGLE, precision: Precision = FP8_EXPERTS
@@ -76,7 +78,8 @@ class PassModel:
 
         CostError if the pass needs a column that no measurement touched.
         """
-        amounts = grouped(columns(config, _WORK[self.phase](tokens, batch), precision, plan), self.groups)
+        asked = columns(config, _WORK[self.phase](tokens, batch), precision, plan, own_rows=self.own_rows)
+        amounts = grouped(asked, self.groups)
         self.fit.seconds(amounts)
         return {name: value * amounts[name] for name, value in self.fit.coefficients.items()}
 
@@ -151,7 +154,8 @@ def calibrate(rows: Iterable[Mapping[str, Any]], engine: str = ENGINE) -> Perfor
     """This project's engine, from result rows. engine: what the backend of its rows begins with.
 
     A phase with fewer than FEWEST_PASSES whole passes outside the held-out ones gets no model but a sentence. While no
-    row outside them has a collective in it, all-reduces are taken from figures of two GPUs, and `basis` says so.
+    row outside them has a sum over ranks in it, or a gather, these are taken from figures of two GPUs, and `basis` says
+    so.
     """
     rows = list(rows)
     passes, missing, basis = {}, {}, "calibrated on data/measured"
@@ -162,9 +166,10 @@ def calibrate(rows: Iterable[Mapping[str, Any]], engine: str = ENGINE) -> Perfor
             missing[phase] = _too_few(phase, seen, len(whole) - seen)
             continue
         lines = [*whole, *kernel_equations(rows, phase)]
-        if "collectives" not in _touched(lines):
-            lines += _figures(("all_reduce",), KERNEL_WEIGHT)
-            basis = "calibrated on data/measured, all-reduces on figures of two GPUs without raw readings"
+        touched = _touched(lines)
+        if noted := [what for column, what in _BY_FIGURES.items() if column not in touched]:
+            lines += [line for line in _figures(("all_reduce",), KERNEL_WEIGHT) if touched.isdisjoint(line.amounts)]
+            basis = (f"calibrated on data/measured, {' and '.join(noted)} on figures of two GPUs without raw readings")
         names = [name for name in COLUMNS if name not in _OPTIONAL or _told_apart(name, lines)]
         passes[phase] = _pass_model(phase, lines, whole, {name: (name,) for name in names})
     return PerformanceModel("this engine", basis, passes, missing)
@@ -180,7 +185,7 @@ def published_system(rows: Iterable[PublishedRow] | None = None) -> PerformanceM
     lines = [_published_equation(row) for row in (read_published() if rows is None else rows)]
     return PerformanceModel(
         "the published system", f"{SOURCE}: a fit to its prefill table",
-        {"prefill": _pass_model("prefill", lines, lines, groups)},
+        {"prefill": replace(_pass_model("prefill", lines, lines, groups), own_rows=False)},
         {"decode": "its decode charts were not published as numbers"}, SERVED,
     )
 
@@ -252,15 +257,14 @@ def _pass_model(
 def _published_equation(row: PublishedRow) -> Equation:
     return Equation(
         f"{row.model} {row.plan}, {row.input_tokens} tokens", row.latency_s,
-        columns(preset(row.model), prefill(row.input_tokens), SERVED, row.plan),
+        columns(preset(row.model), prefill(row.input_tokens), SERVED, row.plan, own_rows=False),
         held_out=held_out(row.input_tokens, 1, row.plan.world), origin="published",
     )
 
 
 def _figures(beginnings: tuple[str, ...], weight: float) -> list[Equation]:
-    """Lines of the figures whose quantity begins so; of all-reduces only the two-shot form, mostly the fastest."""
-    lines = [kernel_equation(figure) for figure in read_figures() if figure.quantity.startswith(beginnings)
-             and (figure.quantity != "all_reduce" or "two-shot" in figure.kernel)]
+    """Lines of the figures whose quantity begins so."""
+    lines = [kernel_equation(figure) for figure in read_figures() if figure.quantity.startswith(beginnings)]
     return [replace(line, weight=weight) for line in lines if line is not None]
 
 

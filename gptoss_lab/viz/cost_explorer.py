@@ -34,10 +34,10 @@ BOUND = "bound"
 _CELL = "text-align:left;padding:2px 10px;white-space:nowrap;vertical-align:top"
 _NAMES = {"projections_bf16": "projections, bf16", "projections_fp8": "projections, FP8",
           "attention_full": "attention, full", "attention_window": "attention, window", "activations": "norms",
-          "link": "links", "link_one_shot": "links, one-shot", "projection_launches": "projections, starts",
-          "attention_launches": "attention, starts", "expert_launches": "experts, starts", "layers": "per layer",
-          "collectives": "collectives, waits", "collectives_by_extra_rank": "waits for further ranks",
-          "passes": "per pass",
+          "link": "sums over ranks", "link_one_shot": "sums, one-shot", "link_gathers": "gathers",
+          "projection_launches": "projections, starts", "attention_launches": "attention, starts",
+          "expert_launches": "experts, starts", "layers": "per layer", "collectives": "sums, waits",
+          "gathers": "gathers, waits", "collectives_by_extra_rank": "waits for further ranks", "passes": "per pass",
           **{f"experts_{form}": "experts, FLOPs" for form in WEIGHT_FORMATS},
           **{f"expert_weights_{form}": "experts, weights" for form in WEIGHT_FORMATS}}
 

@@ -18,7 +18,7 @@ from gptoss_lab.viz.table import Table, table
 
 KINDS = {"attention_full": ("attention, full", style.BLUE), "attention_window": ("attention, window", style.TEAL),
          "experts_fp8": ("experts, FP8", style.RED), "experts_mxfp4": ("experts, MXFP4", style.PURPLE),
-         "link": ("all-reduce, 2 GPUs", style.OCHRE)}
+         "link": ("sum over 2 GPUs", style.OCHRE), "link_gathers": ("NCCL's all-reduce, 2 GPUs", style.GREY)}
 
 
 def efficiency(model: PerformanceModel, phase: str) -> dict[str, list[tuple[str, float, float, float, str]]]:
@@ -107,6 +107,6 @@ def _coefficient(passes: PassModel | None, name: str) -> str:
 
 
 def _kind(line: Equation) -> str | None:
-    return next((kind for kind in KINDS if line.amounts.get(kind)
-                 and any(line.amounts.get(n) for n in ("attention_launches", "expert_launches", "collectives"))
+    starts = ("attention_launches", "expert_launches", "collectives", "gathers")
+    return next((kind for kind in KINDS if line.amounts.get(kind) and any(line.amounts.get(n) for n in starts)
                  and not line.amounts.get("passes")), None)

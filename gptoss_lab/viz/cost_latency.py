@@ -1,4 +1,4 @@
-"""What decides between EP4 and EP8: the microseconds that a collective waits for each further rank.
+"""What decides whether EP8 wins: the microseconds that a collective waits for each further rank.
 
 A supposition turned like a knob: `collectives_by_extra_rank` is not known until four and eight GPUs are measured, so
 the figure shows the winner of every speed goal as a function of it.

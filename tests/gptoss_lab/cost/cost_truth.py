@@ -9,11 +9,13 @@ from gptoss_lab.cost.equations import kernel_equations
 from gptoss_lab.cost.workload import decode, prefill
 
 PREFILL = {"projections_bf16": 1.3, "projections_fp8": 1.6, "experts_fp8": 1.8, "expert_weights_fp8": 0.6,
-           "attention_full": 2.0, "attention_window": 6.0, "activations": 3.0, "link": 1.5, "layers": 50e-6,
-           "attention_launches": 5e-6, "expert_launches": 10e-6, "collectives": 8e-6, "passes": 1e-3}
+           "attention_full": 2.0, "attention_window": 6.0, "activations": 3.0, "link": 1.5, "link_gathers": 2.0,
+           "layers": 50e-6, "attention_launches": 5e-6, "expert_launches": 2e-6, "collectives": 8e-6, "gathers": 12e-6,
+           "passes": 1e-3}
 DECODE = {"projections_bf16": 1.2, "projections_fp8": 1.3, "experts_fp8": 2.5, "expert_weights_fp8": 1.25,
-          "attention_full": 1.15, "attention_window": 3.0, "activations": 3.0, "link": 1.5, "layers": 20e-6,
-          "attention_launches": 12e-6, "expert_launches": 25e-6, "collectives": 8e-6, "passes": 1e-4}
+          "attention_full": 1.15, "attention_window": 3.0, "activations": 3.0, "link": 1.5, "link_gathers": 2.0,
+          "layers": 20e-6, "attention_launches": 12e-6, "expert_launches": 5e-6, "collectives": 8e-6, "gathers": 12e-6,
+          "passes": 1e-4}
 TRUTH = {"prefill": PREFILL, "decode": DECODE}
 EVERYWHERE = [Plan(n, 1, n) for n in (1, 2, 4, 8)]
 MODELS = ("gpt-oss-20b", "gpt-oss-120b")
@@ -60,7 +62,7 @@ def rows_of(suite, plans=EVERYWHERE, noise=0.02, seed=0, change=lambda seconds, 
 
 
 def kernel_rows(noise=0.02, seed=7):
-    """Attention, MoE and all-reduce kernels of the imaginary engine, timed alone, as their benchmarks write them."""
+    """Kernels of the imaginary engine timed alone, and a library's all-reduce, as their benchmarks write them."""
     rng, rows = np.random.default_rng(seed), []
     for form, lengths, batches in (("prefill", (8192, 32768, 128000), (1,)), ("decode", (8192, 32768), (1, 16, 64))):
         for tokens in lengths:
@@ -76,7 +78,9 @@ def kernel_rows(noise=0.02, seed=7):
             rows.append(_kernel("moe", f"layer/{model}/T{tokens}/uniform", 1.0, model=model, tokens=tokens))
     for ranks in (2, 4, 8):
         for tokens in (1, 32, 1024, 8192):
-            rows.append(_kernel("comm", "all-reduce, residual, RMSNorm", 1.0, tp=ranks, tokens=tokens, hidden=2880))
+            for backend in ("triton", "nccl, all-reduce alone"):
+                rows.append(_kernel("comm", "all-reduce, residual, RMSNorm", 1.0, backend, tp=ranks, tokens=tokens,
+                                    hidden=2880))
     for made in rows:
         for phase, truth in TRUTH.items():
             for line in kernel_equations([made], phase):
@@ -85,7 +89,7 @@ def kernel_rows(noise=0.02, seed=7):
     return rows
 
 
-def _kernel(suite, case, bound_us, **conditions):
+def _kernel(suite, case, bound_us, backend="triton", **conditions):
     made = row("decode", 1.0, MODELS[1], Plan(), 1, 1)
-    return {**made, "suite": suite, "case": case, "backend": "triton", "metric": "microseconds", "value": 1.0,
+    return {**made, "suite": suite, "case": case, "backend": backend, "metric": "microseconds", "value": 1.0,
             "unit": "us", "bound": bound_us, "conditions": conditions}

@@ -107,21 +107,38 @@ def test_moe_layers_by_phase_and_format():
     assert set(lines) == {"experts_fp8", "experts_mxfp4"}
     byte_seconds = 80 * 3 * 2880 * 2880 / 4.8e12
     assert lines["experts_fp8"].amounts["expert_weights_fp8"] == pytest.approx(byte_seconds, rel=0.002)
+    assert lines["experts_fp8"].amounts["expert_launches"] == 6
     assert lines["experts_fp8"].amounts["experts_fp8"] == pytest.approx(6 * 32 * 4 * 2880**2 / 1979e12)
     assert kernel_equations(rows, "prefill") == []
 
 
-def test_all_reduces_count_for_both_phases():
+def sums(backend, us, ranks, tokens=8):
+    return kernel("comm", "all-reduce, residual, RMSNorm", backend, us, tp=ranks, tokens=tokens, hidden=2880, batch=1)
+
+
+def test_sums_count_for_both_phases():
     """Those of two GPUs are seen too: whole passes on two GPUs are what no fit may see."""
-    rows = [kernel("comm", "all-reduce, residual, RMSNorm", "triton one_shot", 8.0, tp=ranks, tokens=8, hidden=2880,
-                   batch=1) for ranks in (2, 4)]
-    rows.append(kernel("comm", "all-reduce, residual, RMSNorm", "nccl, all-reduce alone", 1.0, tp=4, tokens=8,
-                       hidden=2880))
+    rows = [sums("triton one_shot", 8.0, ranks) for ranks in (2, 4)]
+    rows.append(sums("nccl, add and norm apart", 1.0, 4))
     two, four = kernel_equations(rows, "prefill")
     assert not two.held_out and not four.held_out and four.seconds == pytest.approx(8e-6)
     assert four.amounts == {"link": pytest.approx(1.5 * 8 * 5760 / 450e9), "collectives": 1.0,
                             "link_one_shot": pytest.approx(3 * 8 * 5760 / 450e9), "collectives_by_extra_rank": 2.0}
     assert len(kernel_equations(rows, "decode")) == 2
+
+
+def test_a_librarys_all_reduce_alone_stands_for_gathers():
+    [line] = kernel_equations([sums("nccl, all-reduce alone", 204.0, 2, 8192)], "decode")
+    assert line.amounts == {"link_gathers": pytest.approx(8192 * 5760 / 450e9), "gathers": 1.0,
+                            "collectives_by_extra_rank": 0.0}
+
+
+def test_a_sum_of_own_rows_has_its_own_bytes_and_does_not_hide_one_of_whole_rows():
+    whole, own = kernel_equations([sums("triton one_shot, in place", 148.0, 2, 8192),
+                                   sums("triton own rows in e4m3, in place", 126.0, 2, 8192)], "prefill")
+    assert whole.amounts["link"] == pytest.approx(8192 * 5760 / 450e9)
+    assert own.amounts == {"link": pytest.approx(4096 * (5760 + 2972) / 450e9), "collectives": 1.0,
+                           "collectives_by_extra_rank": 0.0}
 
 
 def test_projections_of_the_layer_benchmark():

@@ -84,8 +84,9 @@ def combine_config(t: int, h: int) -> dict[str, int]:
 
 
 def combine_norm_config(h: int) -> dict[str, int]:
-    """Groups of a chunk of `_combine_norm_kernel` and its launch options: 16 bytes of a row a lane."""
-    return {"GROUPS": min(8, triton.next_power_of_2(-(-h // 128))), "num_warps": 4}
+    """Groups of a chunk of `_combine_norm_kernel` and its launch options: 8 bytes of a row a lane, a warp a group."""
+    groups = min(8, triton.next_power_of_2(-(-h // 128)))
+    return {"GROUPS": groups, "num_warps": groups}
 
 
 class NormInto(NamedTuple):

@@ -15,7 +15,8 @@
 // Two CTAs form a cluster and share what they have in common, which halves its traffic from L2: two row tiles of one
 // expert share B; where an expert has an odd tile left, the two take neighbouring column tiles and share A.
 // One thread loads. One warp looks up what the next tile is and stages its bias and weight scales, so that the
-// multiplying warps never wait for global memory.
+// multiplying warps never wait for global memory. A tile's results leave while the first product of the next one runs:
+// parts and accumulators are separate registers.
 //
 // What is skipped: half row tiles without a real row, column blocks beyond N, and the empty half of the last K block
 // (2880 = 22.5 blocks): none of it reaches the tensor core.
@@ -30,13 +31,13 @@
 #define TILE_COLUMNS (EPILOGUE == 1 ? 256 : 192)
 #endif
 constexpr int TILE_M = 128, TILE_N = TILE_COLUMNS, TILE_K = 128;
-constexpr int STAGES = EPILOGUE == 0 && TILE_N == 256 ? 3 : 4;          // bf16 rows of 256 columns take a stage's room
+constexpr int STAGES = TILE_N == 256 ? 4 : 5;
 constexpr int PARTS = TILE_N == 256 ? 2 : 1, WIDTH = TILE_N / PARTS, HELD = WIDTH / 2;   // columns, registers of one part
 constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + TILE_N - 1) / TILE_N;
 constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // products of 32 columns in the last K block
 constexpr int A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SCALE_BYTES = TILE_M * 4;                                 // of A, per stage
-constexpr int OUT_BYTES = 64 * 128 * (EPILOGUE == 0 ? TILE_N / 64 : 1);  // staging per warpgroup, 64 rows of 128 bytes each
+constexpr int OUT_BYTES = 64 * 128;                                     // staging per warpgroup: 64 rows of 128 bytes
 
 struct Item {
     int expert, row, n_tile, real;                                      // first row, column tile, real rows of this CTA's tile
@@ -52,6 +53,7 @@ struct Tile {                                                           // what 
 struct Shared {                                                         // after the swizzled stages
     float a_scale[STAGES][TILE_M];
     Tile tile[2];
+    float limit;                                                        // LIMIT
     int items[EXPERTS + 1], tiles[EXPERTS + 1];                         // first work item, first row tile of an expert
     alignas(8) uint64 full[STAGES], empty[STAGES], tile_full[2], tile_empty[2];
 };
@@ -208,22 +210,24 @@ DEVICE void release(Shared& s, int stage) {                             // this 
 
 DEVICE void wait_full(const Turn<STAGES>& turn, Shared& s) { barrier_wait(shared_address(&s.full[turn.index]), turn.phase); }
 
-// One K block whose stage has arrived. Whatever else there is to do (reading scales, waiting for the next stage) is done
-// while a product runs: what stands between two products of a warpgroup is only the scaling of the first.
+// Start the (first) product of the K block in the stage at `at`, which has arrived.
+template <int STEPS> DEVICE void start_block(float (&part)[HELD], uint32 at, int half) {
+    start_product<STEPS>(part, tile_descriptor(at + half * (A_BYTES / 2)), tile_descriptor(at + A_BYTES));
+}
+
+// Finish the K block whose (first) product runs. Whatever else there is to do (reading scales, waiting for the next stage)
+// is done while a product runs: what stands between two products of a warpgroup is only the scaling of the first.
 template <int STEPS, bool LAST>
-DEVICE void k_block(float (&acc)[PARTS][HELD], Turn<STAGES>& turn, uint32 data, Shared& s, const Tile& tile, int kb,
-                    int half, int row, bool both, bool straddles) {
-    float part[HELD];
+DEVICE void finish_block(float (&acc)[PARTS][HELD], float (&part)[HELD], Turn<STAGES>& turn, uint32 data, Shared& s,
+                         const Tile& tile, int n0, int kb, int half, int row) {
     int stage = turn.index;
-    uint32 at = data + stage * STAGE_BYTES;
-    uint64 a = tile_descriptor(at + half * (A_BYTES / 2)), b = tile_descriptor(at + A_BYTES);
-    start_product<STEPS>(part, a, b);
+    if (PARTS == 2) __syncwarp();           // else ptxas reads the scales in front of the product's last instruction
     float upper = s.a_scale[stage][row], lower = s.a_scale[stage][row + 8];
     float left = tile.scale[0][kb], right = tile.scale[1][kb];
     turn.next();
     if (PARTS == 1) {                                                   // 192 columns: a block and a half, or a half and one
         if (!LAST) wait_full(turn, s);
-        float middle = straddles ? right : left;
+        float middle = n0 & 64 ? right : left;
         finish_product(part);
         release(s, stage);
         promote<0, 32>(acc[0], part, upper * left, lower * left);
@@ -232,8 +236,10 @@ DEVICE void k_block(float (&acc)[PARTS][HELD], Turn<STAGES>& turn, uint32 data, 
     } else {
         finish_product(part);
         promote<0, HELD>(acc[0], part, upper * left, lower * left);
-        if (both) {
-            start_product<STEPS>(part, a, b + (B_BYTES / 2 >> 4));
+        if (n0 + WIDTH < N) {
+            uint32 at = data + stage * STAGE_BYTES;
+            start_product<STEPS>(part, tile_descriptor(at + half * (A_BYTES / 2)),
+                                 tile_descriptor(at + A_BYTES + B_BYTES / 2));
             if (!LAST) wait_full(turn, s);
             finish_product(part);
             release(s, stage);
@@ -269,38 +275,41 @@ DEVICE void start_accumulator(float (&acc)[HELD], const float* bias) {
 DEVICE void finish_bf16(const float (&acc)[PARTS][HELD], const TensorMap* out_map, uint32 staging, int half, int row, int n0) {
     int thread = thread_index() & 127, lane = thread & 31;
     int at = thread / 32 * 16 + (lane & 15);                            // this lane addresses one row of one 8x8 matrix
-    if (thread == 0) tma_store_wait_read<0>();
-    named_sync(1 + half, 128);
 #pragma unroll
-    for (int c = 0; c < TILE_N / 16; ++c) {                             // 16 columns: matrices (rows 0-7, 8-15) x (8 columns)
-        const float* x = acc[c / (WIDTH / 16)] + c % (WIDTH / 16) * 8;
-        uint32 unit = (c % 4 * 2 + (lane >> 4)) ^ (at & 7);
-        store_matrix_x4(staging + c / 4 * 8192 + at * 128 + unit * 16, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
-                        pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-    }
-    async_fence();
-    named_sync(1 + half, 128);
-    if (thread == 0) {
-        for (int c = 0; c < TILE_N / 64 && n0 + 64 * c < N; ++c)
-            (ADD ? tma_add : tma_store)(out_map, staging + c * 8192, n0 + 64 * c, row);
-        tma_store_commit();
+    for (int column = 0; column < TILE_N; column += 64) {
+        if (thread == 0) tma_store_wait_read<0>();
+        named_sync(1 + half, 128);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {                                   // 16 columns: matrices (rows 0-7, 8-15) x (8 columns)
+            const float* x = acc[column / WIDTH] + (column % WIDTH / 16 + c) * 8;
+            uint32 unit = (c * 2 + (lane >> 4)) ^ (at & 7);
+            store_matrix_x4(staging + at * 128 + unit * 16, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                            pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+        }
+        async_fence();
+        named_sync(1 + half, 128);
+        if (thread == 0 && n0 + column < N) {
+            (ADD ? tma_add : tma_store)(out_map, staging, n0 + column, row);
+            tma_store_commit();
+        }
     }
 }
 
 #if EPILOGUE == 1
 // h = g sigmoid(ALPHA g) (u + 1), g clamped from above, u on both sides; sigmoid(x) = (1 + tanh(x / 2)) / 2.
-DEVICE float swiglu(float gate, float up) {
-    float g = fminf(gate, LIMIT), u = fminf(fmaxf(up, -LIMIT), LIMIT);
+DEVICE float swiglu(float gate, float up, float limit) {
+    float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
     float half = 0.5f * g, share = fmaf(half, fast_tanh(ALPHA * half), half);
     return fmaf(share, u, share);
 }
 
 // This thread's results of 64: h[0][j] in row `upper`, h[1][j] in row `lower`, column 16 (j / 4) + 4 (lane % 4) + j % 4.
-DEVICE void activate(const float (&acc)[64], float (&h)[2][16], bool live, float& upper, float& lower) {
+// Columns beyond N are 0: so is their bias, and nothing was added to it.
+DEVICE void activate(const float (&acc)[64], float (&h)[2][16], float limit, float& upper, float& lower) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-        h[0][j] = live ? swiglu(acc[4 * j], acc[4 * j + 1]) : 0.0f;
-        h[1][j] = live ? swiglu(acc[4 * j + 2], acc[4 * j + 3]) : 0.0f;
+        h[0][j] = swiglu(acc[4 * j], acc[4 * j + 1], limit);
+        h[1][j] = swiglu(acc[4 * j + 2], acc[4 * j + 3], limit);
         upper = fmaxf(upper, fabsf(h[0][j]));
         lower = fmaxf(lower, fabsf(h[1][j]));
     }
@@ -323,20 +332,22 @@ DEVICE void stage_e4m3(const float (&h)[2][16], int column, int row, float upper
     }
 }
 
-DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool both, const TensorMap* out_map,
+// limit_at: LIMIT in shared memory. Read behind a barrier, it keeps this arithmetic behind the start of the next tile's
+// product; ptxas puts it between the product's instructions otherwise.
+DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], const float* limit_at, const TensorMap* out_map,
                           float* out_scale, int out_scale_stride, uint32 staging, int half, int first, int row, int n_tile) {
     float h0[2][16], h1[2][16], upper = 0.0f, lower = 0.0f;
-    activate(acc0, h0, true, upper, lower);
-    activate(acc1, h1, both, upper, lower);
+    bool leader = (thread_index() & 127) == 0;
+    if (leader) tma_store_wait_read<0>();
+    named_sync(1 + half, 128);
+    float limit = *(const volatile float*)limit_at;
+    activate(acc0, h0, limit, upper, lower);
+    activate(acc1, h1, limit, upper, lower);
     upper = over_quad(upper);
     lower = over_quad(lower);
     float scale_upper = upper > 0.0f ? upper * (1.0f / 448.0f) : 1.0f, scale_lower = lower > 0.0f ? lower * (1.0f / 448.0f) : 1.0f;
     float to_upper = 1.0f / scale_upper, to_lower = 1.0f / scale_lower;
-    bool leader = (thread_index() & 127) == 0;
     int q = thread_index() & 3, mine = row - 64 * half;
-    staging += half * OUT_BYTES;
-    if (leader) tma_store_wait_read<0>();
-    named_sync(1 + half, 128);
     stage_e4m3(h0, 0, mine, to_upper, to_lower, staging);
     stage_e4m3(h1, 64, mine, to_upper, to_lower, staging);
     async_fence();
@@ -351,39 +362,59 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], bool
 
 #endif
 
-// A warpgroup: 64 rows of every tile.
+// Go on to this warpgroup's next tile with a real row; its first stage has then arrived. False: there is none.
+DEVICE bool find_tile(Turn<STAGES>& turn, Turn<2>& at, int& index, int clusters, Shared& s, int half) {
+#pragma unroll 1
+    for (; index < s.items[EXPERTS]; index += clusters, at.next()) {
+        barrier_wait(shared_address(&s.tile_full[at.index]), at.phase);
+        const Item& item = s.tile[at.index].item;
+        if (!item.idle && item.real > half * 64) {
+            wait_full(turn, s);
+            return true;
+        }
+        skip(turn, s);
+        barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
+    }
+    return false;
+}
+
+// A warpgroup: 64 rows of every tile. At each turn of the loop the tile's first product runs already; behind the last tile
+// one is started as well, on whatever the stage holds, and its result dropped, since under a condition ptxas would wait for
+// it at once.
 DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_stride, uint32 data,
                     uint32 staging, Shared& s, int half, int cluster, int clusters) {
-    int row = half * 64 + (thread_index() / 32 & 3) * 16 + (thread_index() & 31) / 4, total = s.items[EXPERTS];
+    int row = half * 64 + (thread_index() / 32 & 3) * 16 + (thread_index() & 31) / 4, index = cluster;
     Turn<STAGES> turn;
     Turn<2> at;
-    for (int index = cluster; index < total; index += clusters, at.next()) {
+    float acc[PARTS][HELD], part[HELD];
+    bool more = find_tile(turn, at, index, clusters, s, half);
+    start_block<4>(part, data + turn.index * STAGE_BYTES, half);
+    while (more) {
         const Tile& tile = s.tile[at.index];
-        barrier_wait(shared_address(&s.tile_full[at.index]), at.phase);
         Item item = tile.item;
         int n0 = item.n_tile * TILE_N;
-        bool both = n0 + 128 < N;
-        if (item.idle || item.real <= half * 64) {
-            skip(turn, s);
-            barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
-            continue;
-        }
-        float acc[PARTS][HELD];
-        start_accumulator(acc[0], tile.bias);
-        if (PARTS == 2) start_accumulator(acc[PARTS - 1], tile.bias + WIDTH);
-        bool straddles = n0 & 64;
-        wait_full(turn, s);
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) start_accumulator(acc[i], tile.bias + i * WIDTH);
+        finish_block<4, false>(acc, part, turn, data, s, tile, n0, 0, half, row);
 #pragma unroll 1
-        for (int kb = 0; kb < K_BLOCKS - 1; ++kb)
-            k_block<4, false>(acc, turn, data, s, tile, kb, half, row, both, straddles);
-        k_block<LAST_STEPS, true>(acc, turn, data, s, tile, K_BLOCKS - 1, half, row, both, straddles);
+        for (int kb = 1; kb < K_BLOCKS - 1; ++kb) {
+            start_block<4>(part, data + turn.index * STAGE_BYTES, half);
+            finish_block<4, false>(acc, part, turn, data, s, tile, n0, kb, half, row);
+        }
+        start_block<LAST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
+        finish_block<LAST_STEPS, true>(acc, part, turn, data, s, tile, n0, K_BLOCKS - 1, half, row);
         barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
+        index += clusters;
+        at.next();
+        more = find_tile(turn, at, index, clusters, s, half);
+        start_block<4>(part, data + turn.index * STAGE_BYTES, half);
 #if EPILOGUE == 0
-        finish_bf16(acc, out_map, staging + half * OUT_BYTES, half, item.row + half * 64, n0);
+        finish_bf16(acc, out_map, staging, half, item.row + half * 64, n0);
 #else
-        finish_swiglu(acc[0], acc[PARTS - 1], both, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
+        finish_swiglu(acc[0], acc[1], &s.limit, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
 #endif
     }
+    finish_product(part);
     if ((thread_index() & 127) == 0) tma_store_wait<0>();
 }
 
@@ -408,6 +439,9 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         barrier_init_fence();
     }
     if (thread_index() == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); }
+#if EPILOGUE == 1
+    if (thread_index() == 96) s.limit = LIMIT;
+#endif
     wait_for_previous();                      // launched as overlapping: what is above is done in the tail of that kernel
     let_next_start();
     if (warp == 0) make_schedule(s, counts);
@@ -420,8 +454,8 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         if (warp == 9) describe(sb, bias, s, counts, rank, cluster, clusters);
     } else {
         registers_grow<224>();
-        consume(&out_map, out_scale, out_scale_stride, data, staging, s, __shfl_sync(~0u, warp / 4, 0), cluster,
-                clusters);
+        int half = __shfl_sync(~0u, warp / 4, 0);
+        consume(&out_map, out_scale, out_scale_stride, data, staging + half * OUT_BYTES, s, half, cluster, clusters);
     }
     __syncthreads();
     cluster_sync();                                                     // nobody leaves while the other may still write here

@@ -395,14 +395,16 @@ DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_st
         int n0 = item.n_tile * TILE_N;
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) start_accumulator(acc[i], tile.bias + i * WIDTH);
-        finish_block<4, false>(acc, part, turn, data, s, tile, n0, 0, half, row);
+        finish_block<4, K_BLOCKS == 1>(acc, part, turn, data, s, tile, n0, 0, half, row);
 #pragma unroll 1
         for (int kb = 1; kb < K_BLOCKS - 1; ++kb) {
             start_block<4>(part, data + turn.index * STAGE_BYTES, half);
             finish_block<4, false>(acc, part, turn, data, s, tile, n0, kb, half, row);
         }
-        start_block<LAST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
-        finish_block<LAST_STEPS, true>(acc, part, turn, data, s, tile, n0, K_BLOCKS - 1, half, row);
+        if (K_BLOCKS > 1) {
+            start_block<LAST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
+            finish_block<LAST_STEPS, true>(acc, part, turn, data, s, tile, n0, K_BLOCKS - 1, half, row);
+        }
         barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
         index += clusters;
         at.next();

@@ -15,7 +15,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serve_live import scripted, serving
+from serve_live import serving
+from serve_script import scripted
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SECONDS = 25

@@ -46,7 +46,7 @@ def test_no_request_breaks_the_server(live, method, path, mode):
     operation = schemathesis.openapi.from_url(live.url + "/openapi.json")[path][method]
     until, answered = time.monotonic() + SECONDS, {}
 
-    @settings(max_examples=120, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+    @settings(max_examples=50, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def one(case):

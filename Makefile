@@ -14,6 +14,9 @@ EXTRAS_cpu := lab,serve,dev
 EXTRAS_h200 := lab,serve,gpu,dev
 PIP := -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
+# Neighbouring tests share what they are slow to make, so each process begins with a part of its own. The plugins that
+# are left out would be imported by every process, for seconds.
+SHARED := -n $(JOBS) --dist worksteal -p no:nbval -p no:schemathesis
 REPORTS := build/reports
 
 .PHONY: run test lab lint unit interpreter sm90a notebooks browser clean
@@ -31,19 +34,19 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --ignore=tests/browser tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -m "not more_forms" --ignore=tests/browser tests
 
 interpreter: $(READY)
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreter
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) tests/interpreter
 
 sm90a: $(READY) $(H200_TRITON)/.ready
 	PYTHONPATH=$(H200_TRITON) $(BIN)/python -c "import triton; print(\"kernels compiled by triton\", triton.__version__)"
-	PYTHONPATH=$(H200_TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gptoss_kernels -k "compile and not cuda"
+	PYTHONPATH=$(H200_TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) tests/gptoss_kernels -k "compile and not cuda"
 
 notebooks: $(READY)
 	mkdir -p $(REPORTS)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -p no:timeout \
-		--junitxml=$(REPORTS)/notebooks.xml notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
+		--nbval-cell-timeout=120 -p no:timeout --junitxml=$(REPORTS)/notebooks.xml notebooks
 	$(BIN)/python -m tools.check_ran $(REPORTS)/notebooks.xml
 
 browser: $(READY)

@@ -71,13 +71,13 @@ def serve(
 def _library() -> Any:
     """The library behind this command, or what to install for it."""
     try:
-        import gptoss_lab.serve as library
+        import gptoss_lab.serve.app
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gptoss_lab"):
             raise
         raise RuntimeError(f"{error.name} is not installed; `pip install 'gptoss-lab[serve]'` adds what serving needs"
                            ) from None
-    return library
+    return gptoss_lab.serve
 
 
 def _settings(library: Any, **values: Any) -> Any:

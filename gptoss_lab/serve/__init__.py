@@ -18,9 +18,16 @@
     remembered.py       what the model wrote, for the next request of the conversation
     metrics.py errors.py loading.py
 """
-from gptoss_lab.serve.app import create_app
-from gptoss_lab.serve.engine_process import EngineProcess, EngineStartError
-from gptoss_lab.serve.loading import load_loop
-from gptoss_lab.serve.settings import Settings, SettingsError
+from importlib import import_module
+from typing import Any
 
+_HOME = {"EngineProcess": "engine_process", "EngineStartError": "engine_process", "Settings": "settings",
+         "SettingsError": "settings", "create_app": "app", "load_loop": "loading"}
 __all__ = ["EngineProcess", "EngineStartError", "Settings", "SettingsError", "create_app", "load_loop"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: the engine's process imports worker.py from here and starts faster without HTTP."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -23,7 +23,7 @@ def on_host(tmp_path):
             shutil.copy(file, tmp_path)
         (tmp_path / f"run{number}.cpp").write_text(f'#include "{source}"\n{run}')
         flags = [f"-D{name}={value}" for name, value in defines]
-        subprocess.run(["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *flags,
+        subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *flags,
                         "-o", f"run{number}.so", f"run{number}.cpp"], cwd=tmp_path, check=True)
         return ctypes.CDLL(str(tmp_path / f"run{number}.so"))
 

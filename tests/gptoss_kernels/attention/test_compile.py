@@ -33,6 +33,7 @@ def test_four_decode_programs_fit_a_multiprocessor(layer, late):
     assert ahead.compile_merge(layer).stack == 0
 
 
+@pytest.mark.more_forms
 @pytest.mark.parametrize("layer", [
     LayerKind(12, 4, 128), LayerKind(8, 8, 32, torch.float16), LayerKind(5, 1, 64, torch.float32, 40),
 ])
@@ -48,6 +49,7 @@ def test_gluon_kernel(layer):
     assert made.wgmma == 108 and made.threads == 512 and made.stack <= 64 and made.shared <= 227 * 1024
 
 
+@pytest.mark.more_forms
 @pytest.mark.parametrize(("layer", "pages"), [(FULL, {}), (SLIDING, {}), (FULL, {"page_size": 64, "e4m3": True})])
 def test_e4m3_output_costs_no_program_and_no_spill(layer, pages):
     """On the H200's Triton 122, 82 and 128 registers where the bf16 output takes 123, 94 and 128; and a store of half
@@ -58,6 +60,7 @@ def test_e4m3_output_costs_no_program_and_no_spill(layer, pages):
     assert "e4m3x2.f32" not in plain.ptx
 
 
+@pytest.mark.more_forms
 @pytest.mark.parametrize("lse", [False, True])
 def test_gluon_kernel_with_e4m3_output(lse):
     """It spills no byte that the bf16 form does not: a consumer has 160 registers, and they are full."""
@@ -66,6 +69,7 @@ def test_gluon_kernel_with_e4m3_output(lse):
     assert made.wgmma == plain.wgmma and "cvt.rn.satfinite.e4m3x2.f32" in made.ptx
 
 
+@pytest.mark.more_forms
 @pytest.mark.parametrize("layer", [FULL, SLIDING])
 def test_e4m3_pages_cost_no_program_and_no_spill(layer):
     """Half the shared memory for keys and values; they are widened in registers, and as many programs fit as before."""

@@ -10,7 +10,7 @@ ahead = pytest.importorskip("gptoss_kernels.comm.ahead")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.more_forms) for n in (3, 4, 8))])
 @pytest.mark.parametrize("form", ["one_shot", "two_shot"])
 def test_compile_forms(form, world):
     made = ahead.compile_form(form, world)
@@ -26,6 +26,7 @@ def test_compile_forms(form, world):
     assert made.registers * made.threads <= 65536
 
 
+@pytest.mark.more_forms
 @pytest.mark.parametrize("form", ["one_shot", "two_shot"])
 @pytest.mark.parametrize(("copy", "norm"), [(True, True), (True, False), (False, False)])
 def test_compile_with_a_part_from_elsewhere_and_without_a_norm(form, copy, norm):
@@ -42,7 +43,7 @@ def test_two_rows_on_their_way_at_once():
 
 
 @pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.more_forms) for n in (3, 4, 8))])
 def test_sums_of_own_rows(world, norm):
     made = ahead.compile_sum_rows(world, norm=norm)
     print("sum_rows", world, norm, made)

@@ -105,7 +105,7 @@ def test_a_tile_width_that_does_not_exist_is_refused():
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("n", "k", "experts"), [(2880, 2880, 128), (5120, 2880, 1), (2880, 4096, 1), (2944, 2944, 32)])
+@pytest.mark.parametrize(("n", "k", "experts"), [(2880, 2880, 128), (2880, 4096, 1)])
 @pytest.mark.parametrize("columns", gemm_cuda.TILE_COLUMNS)
 def test_every_tile_width_compiles_without_spills(n, k, experts, columns):
     defines = gemm_cuda.gemm_defines(n, k, experts, swiglu=False, bias=True, columns=columns)

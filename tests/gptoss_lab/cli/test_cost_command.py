@@ -11,15 +11,21 @@ from gptoss_lab.config import preset
 from gptoss_lab.cost import SERVED, Plan, decode_bound, prefill_bound
 
 
-@pytest.fixture
-def run(capsys, tmp_path):
-    """run(*arguments) -> (exit code, stdout, stderr) of `gptoss-lab cost` where no engine has been measured."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Recorded rows, of which none is of an engine."""
+    path = tmp_path_factory.mktemp("cost")
     rows = [row for row in results.read_rows(results.recorded_folder())
             if row["suite"] in ("attention", "serve") or row["case"].startswith("ceiling")]
-    results.write_rows(tmp_path / "rows.jsonl", rows)
+    results.write_rows(path / "rows.jsonl", rows)
+    return path
 
+
+@pytest.fixture
+def run(capsys, folder):
+    """run(*arguments) -> (exit code, stdout, stderr) of `gptoss-lab cost` where no engine has been measured."""
     def call(*arguments):
-        own = () if "--rows" in arguments else ("--rows", tmp_path)
+        own = () if "--rows" in arguments else ("--rows", folder)
         code = main(["cost", *map(str, (*arguments, *own))])
         out, err = capsys.readouterr()
         return code, out, err

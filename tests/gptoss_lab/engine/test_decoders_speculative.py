@@ -162,7 +162,7 @@ def models():
     return target, [target, worse(target, 0.1), other]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_real_models_with_pages_and_rings_through_the_loop(models, data):
     """Pools of any size that holds the largest sequence, any draft length, a good draft or a bad one: greedy tokens are

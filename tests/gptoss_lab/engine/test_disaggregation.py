@@ -52,9 +52,8 @@ def own(ranks, path, pair, prompts, sampling, **options):
 @pytest.mark.parametrize("pair", PAIRS, ids=name)
 def test_tokens_of_one_engine(folder, expected, pair, pages):
     """First and later tokens and log-probabilities; prompts in chunks of 11, pages of 4, growing and paged caches."""
-    results = simulate(pair.world, own, folder, pair, PROMPTS, SAMPLING)
-    if pages is not None:
-        results = simulate(pair.world, lambda ranks: own(ranks, folder, pair, PROMPTS, SAMPLING, pages=pages))
+    options = {} if pages is None else {"pages": pages}
+    results = simulate(pair.world, lambda ranks: own(ranks, folder, pair, PROMPTS, SAMPLING, **options))
     assert all(not found for found, _, _ in results[: pair.prefill.world])
     found = merged([found for found, _, _ in results])
     assert [c.tokens for c in found] == [c.tokens for c in expected]

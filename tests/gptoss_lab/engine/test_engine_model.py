@@ -42,7 +42,7 @@ def test_first_token_equals_the_float64_reference(model):
     assert [c.logprobs[0] for c in done] == pytest.approx(exact.tolist(), abs=1e-4)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 319), min_size=1, max_size=20), min_size=1, max_size=5),
     step_tokens=st.sampled_from([1, 3, 7, 1000]),
@@ -56,7 +56,7 @@ def test_greedy_tokens_of_a_batch_are_those_of_each_prompt_alone(model, prompts,
         assert completion.tokens == by_full_passes(model, prompt, length)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 319), min_size=1, max_size=9), min_size=2, max_size=4),
     temperature=st.sampled_from([0.7, 1.0, 1.5]), top_k=st.sampled_from([0, 5]), top_p=st.sampled_from([0.8, 1.0]),

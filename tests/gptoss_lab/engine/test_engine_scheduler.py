@@ -40,7 +40,7 @@ def run(loop, until=None):
     return {sequence: tuple(tokens) for sequence, tokens in got.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_arrivals_cancels_and_pool_give_each_sequence_the_tokens_it_gets_alone(model, data):
     """Pools from the size of the largest sequence on, pages of 1 to 9 rows, chunks of 1 token or more."""

@@ -69,7 +69,7 @@ def drain(loop):
     return tokens, ends
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_any_arrival_order_gives_each_sequence_the_tokens_it_gets_alone(model, data):
     """Prompts arrive at any step, some are cancelled at any step, the batch and the chunks are small or large."""

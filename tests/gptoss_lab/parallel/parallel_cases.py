@@ -21,8 +21,8 @@ TOLERANCE = 1e-5        # largest difference of fp32 logits over the largest log
 
 
 def small_nano(**changes: Any) -> ModelConfig:
-    """nano with an odd small vocabulary and 3 layers: 8 query heads on 2, 16 experts of 288, window 128."""
-    base = {"name": "small", "num_layers": 3, "vocab_size": 1021, "sliding_window": 16, "eos_token_ids": (2,),
+    """nano with an odd small vocabulary and 2 layers: 8 query heads on 2, 16 experts of 288, window 128."""
+    base = {"name": "small", "num_layers": 2, "vocab_size": 1021, "sliding_window": 16, "eos_token_ids": (2,),
             "pad_token_id": 1}
     return replace(preset("nano"), **(base | changes))
 

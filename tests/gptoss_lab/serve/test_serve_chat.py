@@ -4,7 +4,8 @@ from contextlib import contextmanager
 
 import openai
 import pytest
-from serve_live import FINAL, ids, scripted, serving
+from serve_live import serving
+from serve_script import FINAL, ids, scripted
 
 from gptoss_lab.harmony import decode, encode
 from gptoss_lab.harmony.formats.chatml import THINK, THINK_END, TOOL_CALL, TOOL_CALL_END

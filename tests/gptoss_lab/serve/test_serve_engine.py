@@ -13,13 +13,12 @@ import urllib.request
 import openai
 import psutil
 import pytest
-from serve_live import BAD_LOGITS, CRASH, Scripted, _Shape, ids, scripted, serving
+from serve_live import serving
+from serve_script import BAD_LOGITS, BODY, CRASH, no_loop, scripted, watched_loop
 
-from gptoss_lab.engine import Engine, Loop
 from gptoss_lab.harmony import encode
 from gptoss_lab.serve import EngineProcess, EngineStartError, Settings, SettingsError
 
-BODY = ids("<|channel|>final<|message|>")
 LONG = [*BODY, *encode("word") * 100_000]
 SCRIPT = {
     "long": LONG,
@@ -48,50 +47,43 @@ def get(url, headers=None):
 
 
 def metric(live, name):
-    """The value of a sample of /metrics."""
+    """The value of a sample of /metrics, 0 for what has not happened."""
     lines = get(live.url + "/metrics")[2].splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " "))
+    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " ")), 0)
 
 
-class Batches(Scripted):
-    """Writes the numbers of the sequences in the batch to a file before every step."""
-
-    def __init__(self, path, *arguments):
-        super().__init__(*arguments)
-        self.path = path
-
-    def step(self, batch):
-        with open(self.path + ".new", "w") as file:
-            json.dump([r.index for r in batch], file)
-        os.replace(self.path + ".new", self.path)
-        return super().step(batch)
-
-
-def watched_loop(path, script, seconds):
-    return Loop(Engine(_Shape(), Batches(path, script, BODY, seconds)), 2)
-
-
-@pytest.fixture
-def slow(tmp_path):
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory):
     """A server whose engine takes 5 ms a step, runs 2 at once and says in a file what it runs."""
-    path = tmp_path / "batch"
+    path = tmp_path_factory.mktemp("slow") / "batch"
     build = functools.partial(watched_loop, str(path), SCRIPT, 0.005)
     with serving(build, max_running=2, max_queue=1, default_tokens=90_000) as live:
         live.batch = lambda: json.loads(path.read_text()) if path.exists() else []
         live.moves = lambda: path.stat().st_mtime_ns
+        live.forget = lambda: path.unlink(missing_ok=True)
         yield live
 
 
+@pytest.fixture
+def slow(slow_server):
+    """The same, at rest, with nothing in its file."""
+    slow_server.wait(lambda: slow_server.server.open == 0)
+    time.sleep(0.1)
+    slow_server.forget()
+    return slow_server
+
+
 def test_a_client_that_leaves_its_stream_is_cancelled_in_the_engine(slow):
+    before = metric(slow, 'gptoss_answers_total{reason="broken off"}')
     stream = ask(slow, "long", stream=True)
     for _, _ in zip(range(5), stream, strict=False):
         pass
-    assert slow.server.open == 1 and slow.batch() == [1]
+    assert slow.server.open == len(slow.batch()) == 1
     stream.close()
     slow.wait(lambda: slow.server.open == 0)
     _assert_at_rest(slow)
     assert ask(slow, "short").choices[0].message.content == "short"
-    assert metric(slow, 'gptoss_answers_total{reason="broken off"}') == 1
+    assert metric(slow, 'gptoss_answers_total{reason="broken off"}') == before + 1
 
 
 def test_a_client_that_leaves_before_its_whole_answer_is_cancelled_in_the_engine(slow):
@@ -99,7 +91,7 @@ def test_a_client_that_leaves_before_its_whole_answer_is_cancelled_in_the_engine
         body = json.dumps({"model": "nano", "messages": user("long")}).encode()
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                            b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        slow.wait(lambda: slow.batch() == [1])
+        slow.wait(lambda: len(slow.batch()) == 1)
     slow.wait(lambda: slow.server.open == 0)
     _assert_at_rest(slow)
 
@@ -162,7 +154,9 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_left(tmp_path):
 
 
 def test_the_engines_death_is_told_to_everybody_and_the_next_one_answers():
+    """While there is no engine requests are refused, and health says so."""
     with serving(scripted(SCRIPT, seconds=0.01)) as live:
+        assert get(live.url + "/health")[0] == 200 and metric(live, "gptoss_engine_up") == 1
         first = live.server.engine.pid
         other = ask(live, "long", stream=True)
         next(other)
@@ -174,68 +168,40 @@ def test_the_engines_death_is_told_to_everybody_and_the_next_one_answers():
         with pytest.raises(openai.APIError, match="it is being started again"):
             for _ in other:
                 pass
+        assert live.server.engine.state == "starting"
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(live, "short")
+        assert caught.value.status_code == 503 and caught.value.code == "engine_unavailable"
+        status, _, body = get(live.url + "/health")
+        assert status == 503 and json.loads(body)["status"] == "starting"
         live.wait(lambda: live.server.engine.state == "ready" and live.server.engine.pid not in (None, first))
         assert ask(live, "short").choices[0].message.content == "short"
         assert live.server.engine.deaths == metric(live, "gptoss_engine_deaths") == 1
         assert live.server.open == 0
 
 
-def test_while_there_is_no_engine_requests_are_refused_and_health_says_so():
-    with serving(scripted(SCRIPT)) as live:
-        assert get(live.url + "/health")[0] == 200 and metric(live, "gptoss_engine_up") == 1
+def test_an_engine_that_dies_again_and_again_is_given_up():
+    """The first time it is killed from outside."""
+    with serving(scripted(SCRIPT), restarts=1) as live:
         os.kill(live.server.engine.pid, signal.SIGKILL)
         live.wait(lambda: live.server.engine.state == "starting")
-        with pytest.raises(openai.InternalServerError) as caught:
-            ask(live, "short")
-        assert caught.value.status_code == 503 and caught.value.code == "engine_unavailable"
-        status, _, body = get(live.url + "/health")
-        assert status == 503 and json.loads(body)["status"] == "starting"
         live.wait(lambda: live.server.engine.state == "ready")
-        assert ask(live, "short").choices[0].message.content == "short"
-
-
-def test_an_engine_that_dies_again_and_again_is_given_up():
-    with serving(scripted(SCRIPT), restarts=1) as live:
-        for _ in range(2):
-            live.wait(lambda: live.server.engine.state == "ready")
-            with pytest.raises(openai.InternalServerError, match="ended with exit code 7"):
-                ask(live, "crash at once")
+        with pytest.raises(openai.InternalServerError, match="ended with exit code 7"):
+            ask(live, "crash at once")
         live.wait(lambda: live.server.engine.state == "down")
         assert get(live.url + "/health")[0] == 503 and live.server.engine.pid is None
         with pytest.raises(openai.InternalServerError, match="ended with exit code 7"):
             ask(live, "short")
 
 
-def test_bad_logits_end_one_request_and_no_other():
-    with serving(scripted(SCRIPT, seconds=0.01)) as live:
-        other = ask(live, "long", stream=True, max_tokens=60)
-        next(other)
-        with pytest.raises(openai.InternalServerError, match="the logits are nan") as caught:
-            ask(live, "bad logits")
-        assert caught.value.status_code == 500 and caught.value.code == "engine_error"
-        assert "".join(c.choices[0].delta.content or "" for c in other) == "word" * 57
-        assert live.server.engine.deaths == 0
-
-
-def _no_loop(message):
-    raise ValueError(message)
-
-
 def test_an_engine_that_cannot_start_says_why():
     async def start():
-        engine = EngineProcess(functools.partial(_no_loop, "no such\nfolder"))
-        with pytest.raises(EngineStartError, match="ended with exit code 1: ValueError: no such folder"):
+        engine = EngineProcess(functools.partial(no_loop, "no such\nfolder"))
+        with pytest.raises(EngineStartError, match="ended with exit code 1: ValueError: no such folder, no HTTP"):
             await engine.start()
         assert engine.state == "stopped"
 
     asyncio.run(start())
-
-
-def test_the_engine_ends_with_the_server():
-    with serving(scripted(SCRIPT)) as live:
-        process = psutil.Process(live.server.engine.pid)
-        assert process.is_running()
-    process.wait(10)
 
 
 def test_a_key_is_asked_for_everywhere_but_health():
@@ -282,35 +248,57 @@ def test_bodies_that_are_too_long_or_too_slow_are_given_up():
         assert ask(live, "short").choices[0].message.content == "short"
 
 
-def test_metrics_count_what_happened():
-    with serving(scripted(SCRIPT)) as live:
-        used = ask(live, "short").usage
-        with pytest.raises(openai.NotFoundError):
-            live.client.chat.completions.create(model="x", messages=user("short"))
-        get(live.url + "/made-up/1")
-        text = get(live.url + "/metrics")[2]
-        assert f"gptoss_prompt_tokens_total {used.prompt_tokens:.1f}" in text
-        assert f"gptoss_generated_tokens_total {used.completion_tokens:.1f}" in text
-        assert 'gptoss_http_requests_total{path="/v1/chat/completions",status="200"} 1.0' in text
-        assert 'gptoss_http_requests_total{path="/v1/chat/completions",status="404"} 1.0' in text
-        assert 'gptoss_http_requests_total{path="other",status="404"} 1.0' in text
-        assert 'gptoss_answers_total{reason="stop"} 1.0' in text and "gptoss_open_answers 0.0" in text
-        assert "gptoss_first_token_seconds_count 1.0" in text
+NUMBERS = {f"number {i}": [*BODY, *encode(f"answer {i} " * (i % 7 + 1)), 200002] for i in range(40)}
 
 
-def test_requests_at_the_same_time_get_their_own_answers():
+@pytest.fixture(scope="module")
+def live():
+    """A server for tests that leave nothing behind; its engine takes 10 ms a step, and ends with it."""
+    with serving(scripted(SCRIPT | NUMBERS, seconds=0.01)) as running:
+        process = psutil.Process(running.server.engine.pid)
+        yield running
+        assert process.is_running()
+    process.wait(10)
+
+
+def test_metrics_count_what_happened(live):
+    samples = ("gptoss_prompt_tokens_total", "gptoss_generated_tokens_total", "gptoss_first_token_seconds_count",
+               'gptoss_http_requests_total{path="/v1/chat/completions",status="200"}',
+               'gptoss_http_requests_total{path="/v1/chat/completions",status="404"}',
+               'gptoss_http_requests_total{path="other",status="404"}', 'gptoss_answers_total{reason="stop"}')
+    before = [metric(live, name) for name in samples]
+    used = ask(live, "short").usage
+    with pytest.raises(openai.NotFoundError):
+        live.client.chat.completions.create(model="x", messages=user("short"))
+    get(live.url + "/made-up/1")
+    counted = [metric(live, name) - old for name, old in zip(samples, before, strict=True)]
+    assert counted == [used.prompt_tokens, used.completion_tokens, 1, 1, 1, 1, 1]
+    assert metric(live, "gptoss_open_answers") == 0
+
+
+def test_bad_logits_end_one_request_and_no_other(live):
+    deaths = live.server.engine.deaths
+    other = ask(live, "long", stream=True, max_tokens=60)
+    next(other)
+    with pytest.raises(openai.InternalServerError, match="the logits are nan") as caught:
+        ask(live, "bad logits")
+    assert caught.value.status_code == 500 and caught.value.code == "engine_error"
+    assert "".join(c.choices[0].delta.content or "" for c in other) == "word" * 57
+    assert live.server.engine.deaths == deaths
+
+
+def test_requests_at_the_same_time_get_their_own_answers(live):
     """40 threads with the plain client, whole answers."""
-    texts = {f"number {i}": [*BODY, *encode(f"answer {i} " * (i % 7 + 1)), 200002] for i in range(40)}
     got = {}
-    with serving(scripted(texts)) as live:
-        def one(i):
-            got[i] = ask(live, f"number {i}").choices[0].message.content
 
-        threads = [threading.Thread(target=one, args=(i,)) for i in range(40)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def one(i):
+        got[i] = ask(live, f"number {i}").choices[0].message.content
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert got == {i: f"answer {i} " * (i % 7 + 1) for i in range(40)}
 
 

@@ -15,7 +15,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serve_live import scripted, serving
+from serve_live import serving
+from serve_script import scripted
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SECONDS = 25
@@ -45,7 +46,7 @@ def test_no_request_breaks_the_server(live, method, path, mode):
     operation = schemathesis.openapi.from_url(live.url + "/openapi.json")[path][method]
     until, answered = time.monotonic() + SECONDS, {}
 
-    @settings(max_examples=120, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+    @settings(max_examples=50, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def one(case):

@@ -2,7 +2,8 @@
 import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
-from serve_live import BAD_LOGITS, ids, scripted, serving
+from serve_live import serving
+from serve_script import BAD_LOGITS, ids, scripted
 
 from gptoss_lab.harmony import decode
 

@@ -75,9 +75,9 @@ def test_e4m3_activations_cost_a_few_per_cent(source, projections, limit):
     in each expert layer, and two more with e4m3 projections."""
     model = fast(source, projections=projections, sizes=(4,))
     assert {b for operation, b, _ in model.operations.table() if "attention" not in operation} == {"triton"}
-    ids = tokens(model.config, 24)
+    ids = tokens(model.config, 19)
     plain = build_model(LaidOut(model.weights), dtype=torch.float32)
-    got, exact = logits_of(model, ids, [20], 4), plain(ids, logits="all")
+    got, exact = logits_of(model, ids, [17], 2), plain(ids, logits="all")
     error = (got - exact).norm(dim=1) / exact.norm(dim=1)
     assert 1e-3 < error.median() <= limit
 

@@ -11,8 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <functional>
-#include <memory>
 #include <ucontext.h>
 #include <vector>
 
@@ -41,16 +39,17 @@ inline Index threadIdx, blockIdx, gridDim;
 constexpr int STACK = 1 << 16;
 struct Thread { jmp_buf at; bool begun = false, done = false; };
 inline std::vector<Thread> threads_of_cta;
-inline std::unique_ptr<uint8[]> stacks;
+inline std::vector<uint8> stacks;
 inline jmp_buf turn_taker;
 inline long changes = 0;                                                // what a waiting thread may be waiting for
-inline std::function<void()> body;
+inline void (*body)(const void* call);                                  // with the kernel's call: <functional> compiles long
+inline const void* kernel_call;
 
 inline void await_turn() {                                                   // the others' turn
     if (_setjmp(threads_of_cta[threadIdx.x].at) == 0) _longjmp(turn_taker, 1);
 }
 inline void begin_thread() {
-    body();
+    body(kernel_call);
     threads_of_cta[threadIdx.x].done = true, ++changes;
     _longjmp(turn_taker, 1);
 }
@@ -62,7 +61,7 @@ inline void take_turn(int thread) {
     t.begun = true;
     ucontext_t fresh;
     getcontext(&fresh);
-    fresh.uc_stack.ss_sp = stacks.get() + (long long)thread * STACK, fresh.uc_stack.ss_size = STACK, fresh.uc_link = nullptr;
+    fresh.uc_stack.ss_sp = stacks.data() + (long long)thread * STACK, fresh.uc_stack.ss_size = STACK, fresh.uc_link = nullptr;
     makecontext(&fresh, begin_thread, 0);
     setcontext(&fresh);
 }
@@ -260,8 +259,9 @@ void wgmma_first(float (&d)[COUNT], uint32 a0, uint32 a1, uint32 a2, uint32 a3, 
 // Every CTA of a grid, one after the other. together: threads that meet at the named barrier.
 inline int together = 0;
 template <class Kernel, class... Arguments> void run_grid(int blocks, int threads, Kernel kernel, Arguments... arguments) {
-    stacks.reset(new uint8[(long long)threads * STACK]);
-    body = [=] { kernel(arguments...); };
+    stacks.resize((long long)threads * STACK);
+    auto call = [=] { kernel(arguments...); };
+    body = [](const void* of) { (*(const decltype(call)*)of)(); }, kernel_call = &call;
     gridDim.x = blocks;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
         threads_of_cta.assign(threads, Thread{});

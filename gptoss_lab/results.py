@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -78,7 +77,14 @@ SCHEMA: dict[str, Any] = {
         "command": {"type": "string", "minLength": 1},
     },
 }
-_TYPES = {"string": str, "number": (int, float), "integer": int, "array": list, "object": dict, "null": type(None)}
+
+
+@cache
+def _validator() -> Any:
+    """Imported when the first row is checked: the library takes a second, and most processes check none."""
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(SCHEMA)
 
 
 class ResultError(ValueError):
@@ -87,54 +93,15 @@ class ResultError(ValueError):
 
 def validate(row: Mapping[str, Any]) -> None:
     """ResultError, naming the key, unless `row` fits the schema and its numbers are finite."""
-    wrong = _misfit(dict(row), SCHEMA, "")
-    if wrong is not None:
-        raise ResultError(f"result {wrong}")
+    error = next(iter(sorted(_validator().iter_errors(dict(row)), key=lambda e: list(map(str, e.path)))), None)
+    if error is not None:
+        where = ".".join(map(str, error.path)) or "row"
+        raise ResultError(f"result {where}: {error.message}")
     for key in ("value", "bound", "spread"):
         if row[key] is not None and not math.isfinite(row[key]):
             raise ResultError(f"result {key} is {row[key]}; a finite number or null is expected")
     if row["value"] is None and "failed" not in row["conditions"]:
         raise ResultError("result value is null; conditions.failed must say why")
-
-
-def _misfit(value: Any, schema: Mapping[str, Any], place: str) -> str | None:
-    """Where and why value does not fit, or None: by the keywords that SCHEMA is made of. (The library for all of them
-    takes a second for the rows that are recorded here, and up to three to be imported.)"""
-    kinds = schema.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
-    if kinds and not any(_is(value, kind) for kind in kinds):
-        return f"{place or 'row'} is {value!r}; its type must be {' or '.join(kinds)}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{place} is {value!r}; one of {', '.join(schema['enum'])} is expected"
-    if "minimum" in schema and value < schema["minimum"]:
-        return f"{place} is {value}; at least {schema['minimum']} is expected"
-    if isinstance(value, str) and len(value) < schema.get("minLength", 0):
-        return f"{place} is empty"
-    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        return f"{place} is {value!r}; {schema['pattern']} is expected"
-    if isinstance(value, dict):
-        known = schema.get("properties", {})
-        for key in schema.get("required", ()):
-            if key not in value:
-                return f"{place + '.' if place else ''}{key} is missing"
-        parts = [(key, item, known.get(key)) for key, item in value.items()]
-        if not schema.get("additionalProperties", True) and any(part is None for _, _, part in parts):
-            return f"{place or 'row'} has a key that is not known: {next(k for k, _, part in parts if part is None)}"
-    else:
-        parts = [(n, item, schema["items"]) for n, item in enumerate(value)] if "items" in schema else []
-    inside = (_misfit(item, part, f"{place}.{key}" if place else str(key)) for key, item, part in parts if part)
-    wrong = next(filter(None, inside), None)
-    if wrong is None and "anyOf" in schema:
-        tried = [_misfit(value, choice, place) for choice in schema["anyOf"]]
-        wrong = tried[-1] if all(tried) else None
-    return wrong
-
-
-def _is(value: Any, kind: str) -> bool:
-    """As JSON has it: a truth value is no number, and a number without a fraction is an integer."""
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[kind]) and not isinstance(value, bool)
 
 
 def make_row(

@@ -18,7 +18,7 @@ import torch
 from gptoss_kernels.attention import LayerKind, PagedDecode, Prefill
 from gptoss_kernels.reference.attention import sink_attention
 from gptoss_lab.viz.attention_steps import LOGITS, SINK, VALUES
-from gptoss_lab.viz.interpreter import patch_once, run_module
+from gptoss_lab.viz.interpreter import run_module
 from gptoss_lab.viz.table import Table, table
 
 HEADS, KV_HEADS, HEAD_DIM, KEYS, PAGE = 8, 2, 64, 150, 16
@@ -104,5 +104,4 @@ def _splits(layer: LayerKind, keys: int) -> int:
 
 
 if __name__ == "__main__":
-    patch_once()
     print(json.dumps(measure()))

@@ -5,7 +5,6 @@ Triton decides at import whether it compiles or interprets, so a notebook that h
 """
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -21,31 +20,6 @@ class InterpreterFailed(RuntimeError):
 def obstacle() -> str | None:
     """Why kernels cannot be interpreted here, or None."""
     return None if importlib.util.find_spec("triton") else "triton is not installed"
-
-
-def patch_once() -> None:
-    """In a process that interprets: Triton puts its own functions in place once, not at every launch and every call
-    of a device function, and looks a dtype up by its name: half of its time went there. The functions stay in place."""
-    from triton.runtime import interpreter
-
-    put_in_place = getattr(interpreter, "_patch_lang", None)
-    if put_in_place is None or not hasattr(interpreter, "_LangPatchScope"):
-        return                                           # another Triton: it works as it does, only more slowly
-
-    @functools.cache
-    def once(function: Any) -> Any:
-        scope = put_in_place(function)
-        scope._changes.clear()                           # so that nothing is taken back when the launch ends
-        return scope
-
-    known, numpy_dtype = {}, interpreter._get_np_dtype
-
-    def by_name(kind: Any) -> Any:
-        if kind.name not in known:
-            known[kind.name] = numpy_dtype(kind)
-        return known[kind.name]
-
-    interpreter._patch_lang, interpreter._get_np_dtype = once, by_name
 
 
 def run_module(name: str, timeout: float = 120) -> list[dict[str, Any]]:

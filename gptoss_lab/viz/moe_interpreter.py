@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gptoss_kernels.reference.moe import route as reference_route
-from gptoss_lab.viz.interpreter import patch_once, run_module
+from gptoss_lab.viz.interpreter import run_module
 from gptoss_lab.viz.moe_rows import place
 from gptoss_lab.viz.table import Table, table
 
@@ -58,5 +58,4 @@ def _case(name: str, logits: torch.Tensor, softmax: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    patch_once()
     print(json.dumps(measure()))

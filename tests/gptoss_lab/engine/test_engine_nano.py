@@ -1,4 +1,4 @@
-"""100 greedy tokens of the nano checkpoint are the same by every way of decoding, with its own draft model and heads.
+"""200 greedy tokens of the nano checkpoint are the same by every way of decoding, with its own draft model and heads.
 
 On what nano was trained for its draft is right 99 times in 100, so a rejection is rare. The question is therefore a
 letter count in words that its training does not have, and both models go on past the end of the answer, where they are
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 PROMPT = render([system("high", "2025-06-28"), user("How many letters r are in strawberry?")])
 MANY = [render([system("low", "2025-06-28"), user("What is 487 + 358?")]), PROMPT, PROMPT[:3],
         encode("The river runs past the old stone house.")]
-TOKENS = 100
-LENGTHS = [20, 60, 15, 12]
+TOKENS = 200
+LENGTHS = [20, TOKENS, 15, 12]
 
 
 def pool(model):
@@ -50,7 +50,7 @@ def plain(model):
 @pytest.fixture(scope="module")
 def alone(model, plain):
     """What each of MANY yields by itself."""
-    return [plain[:length] if prompt is PROMPT else Engine(model).complete([prompt], greedy(length))[0].tokens
+    return [plain if prompt is PROMPT else Engine(model).complete([prompt], greedy(length))[0].tokens
             for prompt, length in zip(MANY, LENGTHS, strict=True)]
 
 
@@ -69,12 +69,12 @@ def decoders(model):
     }
 
 
-def test_the_tokens_are_no_repetition_of_a_few(plain):
+def test_the_200_tokens_are_no_repetition_of_a_few(plain):
     assert len(plain) == TOKENS and len(set(plain)) > 20
 
 
 @pytest.mark.parametrize("name", ["draft", "heads"])
-def test_greedy_tokens_are_equal(model, plain, decoders, name):
+def test_200_greedy_tokens_are_equal(model, plain, decoders, name):
     decoder = decoders[name]()
     assert Engine(model, decoder).complete([PROMPT], greedy(TOKENS))[0].tokens == plain
     assert 0.2 < decoder.acceptance.acceptance < 0.95

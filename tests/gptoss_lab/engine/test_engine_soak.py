@@ -1,4 +1,4 @@
-"""Hundreds of random requests with cancels through a small pool: every token right, no page left over."""
+"""Thousands of random requests with cancels through a small pool: every token right, no page left over."""
 import random
 
 import pytest
@@ -9,11 +9,9 @@ from gptoss_lab.engine import Engine, Loop, SamplingParams
 from gptoss_lab.engine.decoders.plain import PlainDecoder
 from gptoss_lab.model.paged import PagePool
 
-REQUESTS = 600
-
 
 @pytest.mark.slow
-def test_hundreds_of_requests_leave_nothing_behind():
+def test_two_thousand_requests_leave_nothing_behind():
     """Arrivals in bursts, some cancelled at a random moment, prompts of 1 to 20 and answers of 1 to 40 tokens."""
     draw, model = random.Random(0), small_model()
     kinds = [([draw.randrange(23) for _ in range(draw.randint(1, 20))], draw.randint(1, 40)) for _ in range(60)]
@@ -22,8 +20,8 @@ def test_hundreds_of_requests_leave_nothing_behind():
     pool = PagePool(SMALL, pages=61, rings=33, page_size=4, dtype=torch.float32, device="cpu")
     loop = Loop(Engine(model, PlainDecoder(model, 256, pool)), max_batch=40)
     got, kind_of, cancelled, finished, count = {}, {}, set(), 0, 0
-    while count < REQUESTS or not loop.idle:
-        if count < REQUESTS and loop.waiting < 30 and draw.random() < 0.5:
+    while count < 2000 or not loop.idle:
+        if count < 2000 and loop.waiting < 30 and draw.random() < 0.5:
             for _ in range(draw.randint(1, 20)):
                 kind_of[count] = draw.randrange(60)
                 got[count] = []
@@ -38,6 +36,6 @@ def test_hundreds_of_requests_leave_nothing_behind():
             if event.finish is not None:
                 assert tuple(got.pop(event.sequence)) == right[kind_of[event.sequence]]
                 finished += 1
-    assert finished + len(cancelled) == count >= REQUESTS and len(cancelled) > REQUESTS // 10
-    assert loop.scheduler.preemptions > REQUESTS // 20
+    assert finished + len(cancelled) == count >= 2000 and len(cancelled) > 200
+    assert loop.scheduler.preemptions > 100
     assert (pool.free_pages, pool.free_rings) == (60, 32)

@@ -14,9 +14,10 @@ EXTRAS_cpu := lab,serve,dev
 EXTRAS_h200 := lab,serve,gpu,dev
 PIP := -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
-# Neighbouring tests share what they are slow to make, so each process begins with a part of its own. The plugins that
-# are left out would be imported by every process, for seconds.
-SHARED := -n $(JOBS) --dist worksteal -p no:nbval -p no:schemathesis
+# Plugins that every process would import for seconds and only `notebooks` needs, or none.
+LEAN := -p no:nbval -p no:schemathesis
+# Neighbouring tests share what they are slow to make, so each process begins with a part of its own.
+SHARED := -n $(JOBS) --dist worksteal $(LEAN)
 REPORTS := build/reports
 
 .PHONY: run test lab lint unit interpreter sm90a notebooks browser clean
@@ -50,7 +51,7 @@ notebooks: $(READY)
 	$(BIN)/python -m tools.check_ran $(REPORTS)/notebooks.xml
 
 browser: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LEAN) tests/browser
 
 $(READY): pyproject.toml constraints/$(STACK).txt constraints/reference.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -14,7 +14,8 @@ from gptoss_lab.config import preset
 from gptoss_lab.model.fast import FastTransformer, lay_out, make_pool
 from gptoss_lab.results import read_rows
 
-TINY = dataclasses.replace(preset("nano").with_layers(2), name="tiny", num_experts=8, vocab_size=512)
+TINY = dataclasses.replace(preset("nano").with_layers(2), name="tiny", num_experts=8, vocab_size=512,
+                           max_position_embeddings=16384)
 
 
 def subject(experts="fp8", projections="dense", config=TINY):

@@ -14,7 +14,7 @@ from gptoss_lab.harmony import decode, engine_stop_ids, parse, render, system, u
 from gptoss_lab.model import load_model
 from gptoss_lab.serve import load_loop
 
-STREAMS, TOKENS = 24, 8
+STREAMS, TOKENS = 64, 8
 WORDS = ("river", "stone", "naïve", "seven", "雪", "lamp", "🙂", "quartz", "Zürich", "blue")
 
 
@@ -56,7 +56,7 @@ async def all_streams(url, texts):
 
 
 @pytest.mark.slow
-def test_streams_say_what_their_prompts_yield_alone():
+def test_64_streams_say_what_their_prompts_yield_alone():
     torch.set_num_threads(1)
     path, texts = ensure_nano(), questions()
     with serving(functools.partial(load_loop, str(path), "cpu", "float32", STREAMS)) as live:

@@ -14,7 +14,6 @@ from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups, quantise_groups
 from gptoss_lab.bench import tune
 from gptoss_lab.bench.tune_launches import CASES, launches
-from gptoss_lab.viz.interpreter import patch_once
 
 _GENERATOR, _CUDA = torch.Generator, torch.Tensor.cuda
 
@@ -66,7 +65,6 @@ def small(case):
 
 def main():
     global BIASED
-    patch_once()
     torch.Generator = lambda device="cpu": _GENERATOR()
     tune.gemm_cuda.grouped_gemm, tune.CHECKED = plain_gemm, 2
     tune.QKV = tune.WIDE = 256

@@ -11,9 +11,10 @@ from pathlib import Path
 from gptoss_lab.config import ConfigError, ModelConfig, preset
 from gptoss_lab.cost.columns import columns
 from gptoss_lab.cost.errors import CostError
+from gptoss_lab.cost.exchanges import whole_sum_bytes
 from gptoss_lab.cost.fit import Equation
 from gptoss_lab.cost.hardware import H200
-from gptoss_lab.cost.precision import BF16_BYTES, FP8_EXPERTS
+from gptoss_lab.cost.precision import FP8_EXPERTS
 from gptoss_lab.cost.tables import published_file, read_table
 from gptoss_lab.cost.workload import Workload, decode, prefill
 
@@ -68,7 +69,7 @@ def kernel_equation(figure: Figure) -> Equation | None:
     """
     phase, _, kind = figure.quantity.partition("_")
     if figure.quantity == "all_reduce":
-        moved = figure.tokens * 2880 * BF16_BYTES * 2 * (figure.gpus - 1) / figure.gpus
+        moved = whole_sum_bytes(2880, figure.gpus, figure.tokens)
         bytes_in, count = ("link_gathers", "gathers") if "NCCL" in figure.kernel else ("link", "collectives")
         amounts = {bytes_in: moved / H200.link_bytes_per_second, count: 1.0}
     elif figure.quantity == "product_fp8":

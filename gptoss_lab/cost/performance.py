@@ -169,7 +169,7 @@ def calibrate(rows: Iterable[Mapping[str, Any]], engine: str = ENGINE) -> Perfor
         touched = _touched(lines)
         if noted := [what for column, what in _BY_FIGURES.items() if column not in touched]:
             lines += [line for line in _figures(("all_reduce",), KERNEL_WEIGHT) if touched.isdisjoint(line.amounts)]
-            basis = (f"calibrated on data/measured, {' and '.join(noted)} on figures of two GPUs without raw readings")
+            basis = f"calibrated on data/measured, {' and '.join(noted)} on figures of two GPUs without raw readings"
         names = [name for name in COLUMNS if name not in _OPTIONAL or _told_apart(name, lines)]
         passes[phase] = _pass_model(phase, lines, whole, {name: (name,) for name in names})
     return PerformanceModel("this engine", basis, passes, missing)

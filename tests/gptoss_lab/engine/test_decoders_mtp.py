@@ -132,8 +132,8 @@ def test_heads_that_are_always_right(model):
 
 
 def test_sampled_first_tokens_follow_the_models_distribution(model, heads_file):
-    """2000 seeds, the second new token given the first: chi-square over the likeliest pairs and the rest."""
-    count = 2000
+    """4000 seeds, the second new token given the first: chi-square over the likeliest pairs and the rest."""
+    count = 4000
     decoder = MtpDecoder(model, load_heads(heads_file, model))
     params = [SamplingParams(seed=seed, max_new_tokens=3, stop_ids=()) for seed in range(count)]
     done = Engine(model, decoder).complete([[4, 8]] * count, params)
@@ -144,12 +144,12 @@ def test_sampled_first_tokens_follow_the_models_distribution(model, heads_file):
     seen = torch.zeros_like(exact)
     for one in done:
         seen[one.tokens[0], one.tokens[1]] += 1
-    order = exact.flatten().argsort(descending=True)[:20]
+    order = exact.flatten().argsort(descending=True)[:30]
     counts, expected = seen.flatten()[order], exact.flatten()[order]
     rest = torch.stack([count - counts.sum(), count - expected.sum()])
     assert expected.min() > 5
     square = ((counts - expected) ** 2 / expected).sum() + (rest[0] - rest[1]) ** 2 / rest[1]
-    assert square < 45.3                                        # 20 degrees of freedom, 99.9 % quantile
+    assert square < 59.7                                        # 30 degrees of freedom, 99.9 % quantile
     assert decoder.acceptance.accepted > 0
 
 

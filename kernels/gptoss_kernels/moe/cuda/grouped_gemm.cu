@@ -210,9 +210,9 @@ DEVICE void release(Shared& s, int stage) {                             // this 
 
 DEVICE void wait_full(const Turn<STAGES>& turn, Shared& s) { barrier_wait(shared_address(&s.full[turn.index]), turn.phase); }
 
-// Start the (first) product of the K block in the stage at `at`, which has arrived.
-template <int STEPS> DEVICE void start_block(float (&part)[HELD], uint32 at, int half) {
-    start_product<STEPS>(part, tile_descriptor(at + half * (A_BYTES / 2)), tile_descriptor(at + A_BYTES));
+// Start a product of the K block in the stage at `at`, which has arrived: the first, or that of the weights `from` bytes on.
+template <int STEPS> DEVICE void start_block(float (&part)[HELD], uint32 at, int half, int from = 0) {
+    start_product<STEPS>(part, tile_descriptor(at + half * (A_BYTES / 2)), tile_descriptor(at + A_BYTES + from));
 }
 
 // Finish the K block whose (first) product runs. Whatever else there is to do (reading scales, waiting for the next stage)
@@ -237,9 +237,7 @@ DEVICE void finish_block(float (&acc)[PARTS][HELD], float (&part)[HELD], Turn<ST
         finish_product(part);
         promote<0, HELD>(acc[0], part, upper * left, lower * left);
         if (n0 + WIDTH < N) {
-            uint32 at = data + stage * STAGE_BYTES;
-            start_product<STEPS>(part, tile_descriptor(at + half * (A_BYTES / 2)),
-                                 tile_descriptor(at + A_BYTES + B_BYTES / 2));
+            start_block<STEPS>(part, data + stage * STAGE_BYTES, half, B_BYTES / 2);
             if (!LAST) wait_full(turn, s);
             finish_product(part);
             release(s, stage);

@@ -19,7 +19,7 @@ import torch
 
 from gptoss_kernels.moe import combine, decode_cuda, deepgemm, gemm_cuda, route
 from gptoss_kernels.moe.layer import moe_layer_cuda, moe_layer_deepgemm
-from gptoss_kernels.quant import norm_quantise, swiglu_quantise
+from gptoss_kernels.quant import empty_quantised, norm_quantise, place_scales, swiglu_quantise
 from gptoss_kernels.reference.moe import swiglu
 from gptoss_kernels.reference.quant import dequantise_blocks, dequantise_groups, mxfp4_decode
 from gptoss_lab import results
@@ -129,7 +129,9 @@ def prefill_runs(given: Inputs) -> list[Run]:
     r, w, x, layer = given.r, given.weights, given.x, given.layer
     q, s = norm_quantise(x, layer.norm, row_of=r.row_of, rows=r.rows)
     gu, dn = w.fp8["gate_up"], w.fp8["down"]
-    fused = partial(gemm_cuda.grouped_gemm, q, s, gu.values, gu.scales, w.gate_up_bias, r.counts, swiglu=True)
+    rows = norm_quantise(x, layer.norm)
+    fused = partial(gemm_cuda.grouped_gemm, rows.values, place_scales(rows.scale, r.token_of), gu.values, gu.scales,
+                    w.gate_up_bias, r.counts, token_of=r.token_of, swiglu=True)
     h, hs = fused()
     runs = [Run("gemm1 with swiglu", "cuda", fused, 2.0 * given.rows * GATE_UP * HIDDEN,
                 given.weight_bytes("fp8", GATE_UP) + given.rows * 2 * HIDDEN)]
@@ -169,17 +171,20 @@ def _gemm_runs(given: Inputs, kernel: str, n: int, m: Any, dense: torch.Tensor, 
 
 
 def _small_runs(given: Inputs, y: torch.Tensor, u: torch.Tensor | None) -> list[Run]:
-    """Route, quantise, combine, the three together, and the separate SwiGLU of a chain that fuses nothing."""
-    r, x, layer, t = given.r, given.x, given.layer, given.case.tokens
-    row, scaled = HIDDEN * 2.0, HIDDEN + 4.0 * -(-HIDDEN // 128)        # bytes of a row: bf16, scaled e4m3
-    placed = {} if given.case.decode else {"row_of": r.row_of, "rows": r.rows}
-    copies = 1 if given.case.decode else TOP
+    """Route, quantise, combine, the three together; and of a chain that neither gathers nor fuses, where they differ,
+    quantise and SwiGLU."""
+    r, x, layer, t, decode = given.r, given.x, given.layer, given.case.tokens, given.case.decode
+    scales = 4.0 * -(-HIDDEN // 128)                                    # bytes of a row: its scales, bf16, scaled e4m3
+    row, scaled = HIDDEN * 2.0, HIDDEN + scales
 
     def routing() -> Any:
         return route(x, layer.router, layer.router_bias, norm_weight=layer.norm, align=r.align)
 
     def quantise() -> Any:
-        return norm_quantise(x, layer.norm, **placed)
+        if decode:
+            return norm_quantise(x, layer.norm)
+        q = norm_quantise(x, layer.norm, out=empty_quantised(*x.shape, x.device, by_row=True))
+        return q.values, place_scales(q.scale, r.token_of)
 
     def combining() -> Any:
         return combine(y, r.row_of, r.weights, residual=x)
@@ -187,14 +192,20 @@ def _small_runs(given: Inputs, y: torch.Tensor, u: torch.Tensor | None) -> list[
     def together() -> None:
         routing(), quantise(), combining()
 
-    amounts = {"route": t * row, "quantise": t * (row + copies * scaled), "combine": t * row * (TOP + 2)}
-    beside = None if given.case.decode else COPY
+    def placed() -> Any:
+        return norm_quantise(x, layer.norm, row_of=r.row_of, rows=r.rows)
+
+    sorting = 0.0 if decode else 2 * given.rows * scales                # reads the scales and writes them sorted
+    amounts = {"route": t * row, "quantise": t * (row + scaled) + sorting, "combine": t * row * (TOP + 2)}
+    beside = None if decode else COPY
     runs = [Run(kernel, "triton", timing.graphed(call), 0.0, amounts[kernel], beside)
             for kernel, call in (("route", routing), ("quantise", quantise), ("combine", combining))]
     runs.append(Run("route, quantise and combine", "triton", timing.graphed(together), 0.0, sum(amounts.values())))
-    if not given.case.decode:
+    if not decode:
+        amounts["quantise, placed"] = t * (row + TOP * scaled)
         amounts["swiglu, separate"] = given.rows * (2 * GATE_UP + scaled)
         runs += [_copy(kernel, amount) for kernel, amount in amounts.items()]
+        runs.append(Run("quantise, placed", "triton", timing.graphed(placed), 0.0, amounts["quantise, placed"], COPY))
     if u is not None:
         bias = given.weights.gate_up_bias
         runs.append(Run("swiglu, separate", "triton", lambda: swiglu_quantise(u, r.row_expert, bias), 0.0,

@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 KINDS = (
     ("attention", r"prefill_kernel|^decode_kernel|^merge_kernel|Prefill|xqa|kernel_mha|flash|sink_attention"),
     ("e4m3 and MXFP4 products", r"grouped_gemm|decode_gemm|few_experts|deep_gemm|fp8_gemm"),
-    ("routing", r"_choose|_place_|_scan_kernel|_logits_kernel|_count_kernel"),
-    ("quantise", r"_quantise"),
+    ("routing", r"_choose|_place_(scanned_)?kernel|_scan_kernel|_logits_kernel|_count_kernel"),
+    ("quantise", r"_quantise|_place_rows|_place_scales"),
     ("combine", r"_combine"),
     ("rope and cache", r"rope_cache"),
     ("norm", r"norm_residual|rms_norm"),

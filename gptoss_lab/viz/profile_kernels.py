@@ -25,6 +25,7 @@ from gptoss_kernels.attention.triton_backend import DECODE_PROGRAMS, decode_conf
 from gptoss_kernels.moe import few_cuda
 from gptoss_kernels.moe.combine import combine_config, combine_norm_config
 from gptoss_kernels.moe.decode_cuda import TUNED
+from gptoss_kernels.moe.gemm_cuda import TILE_M
 from gptoss_kernels.moe.layout import max_tiles
 from gptoss_kernels.moe.routing import (
     FEW_TOKENS,
@@ -39,6 +40,7 @@ from gptoss_kernels.projection.few import MOST_TOKENS
 from gptoss_kernels.projection.few_cuda import ROWS
 from gptoss_kernels.projection.norm import norm_residual_config
 from gptoss_kernels.quant.norm_quant import norm_quantise_config
+from gptoss_kernels.quant.place_scales import place_scales_config
 from gptoss_kernels.rope.cache import rope_config
 from gptoss_lab.bench.trace import Kernel
 from gptoss_lab.bench.tune_launches import Case, chosen
@@ -121,8 +123,7 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
     norm, quantise = VECTOR["norm"], VECTOR["quantise"]
     return [
         _torch("embedding", "embedding", 1, "fp32", 0.0, 4.0 * t * h),
-        _quantise("first norm and quantise, before QKV", 1, t, h, norm + quantise, 0,
-                  (_tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton"))),
+        _quantise("first norm and quantise, before QKV", 1, t, h, norm + quantise),
         _product("QKV product", layers, parts["qkv_projection"], t, _scaled(h), 2 * config.qkv_size,
                  (_tuned("QKV product", t),)),
         *_rope(config, t, "rope and cache", layers, full),
@@ -130,9 +131,8 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
         _product("output product, residual included", layers, parts["output_projection"], t, _scaled(q), 4 * h,
                  (_tuned("output product", t),)),
         *_prefill_routing(config, t, parts["router"]),
-        _quantise("norm and quantise, placed", layers, t, h, norm + quantise, config.experts_per_token,
-                  (_tuned("norm and quantise", t, config.num_experts),
-                   ("moe", f"quantise/{where}/uniform", "triton"))),
+        _quantise("norm and quantise, before the experts", layers, t, h, norm + quantise),
+        _place_scales(config, t),
         _product("gate/up product", layers, parts["experts_gate_up"], rows, wide, _scaled(config.intermediate_size),
                  (("moe", f"gemm1 with swiglu/{where}/uniform", "cuda"),)),
         _product("down product", layers, parts["experts_down"], rows, _scaled(config.intermediate_size), 2 * h,
@@ -182,13 +182,21 @@ def _tuned(kernel: str, t: int, experts: int = 0) -> Source:
     return "profile", case.name, chosen(case).name
 
 
-def _quantise(
-    what: str, layers: int, t: int, columns: int, vector: int, copies: int, sources: tuple[Source, ...] = ()
-) -> Launch:
-    """t rows to e4m3, each to `copies` places, or in their order (0). vector: operations per element."""
-    launch = norm_quantise_config(t, columns, copies > 0)
+def _quantise(what: str, layers: int, t: int, columns: int, vector: int) -> Launch:
+    """t rows to e4m3, in their order. vector: operations per element."""
+    launch = norm_quantise_config(t, columns, False)
     return Launch(what, "_norm_quantise_kernel", layers, (t,), 32 * launch["num_warps"], "fp32",
-                  float(vector * t * columns), t * (2 * columns + max(1, copies) * _scaled(columns)), sources)
+                  float(vector * t * columns), t * (2 * columns + _scaled(columns)),
+                  (_tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton")))
+
+
+def _place_scales(config: ModelConfig, t: int) -> Launch:
+    """The rows' scales, sorted by expert."""
+    groups, rows = -(-config.hidden_size // 128), t * config.experts_per_token
+    launch = place_scales_config(groups)
+    grid = max_tiles(t, config.experts_per_token, config.num_experts, TILE_M) * TILE_M // launch["ROWS"]
+    return Launch("place the rows' scales", "_place_scales_kernel", config.num_layers, (grid,),
+                  32 * launch["num_warps"], "fp32", 0.0, 8.0 * rows * groups)
 
 
 def _product(

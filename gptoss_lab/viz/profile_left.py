@@ -27,7 +27,8 @@ REASONS = {
     "few_experts": "logits, choice and first weights wait for one another, and a launch of each part",
     "first norm and quantise, before QKV": "so short that a plain copy is behind too; a row's sum comes before its "
                                            "stores",
-    "norm and quantise, placed": "four rows written for one read, here and there: the stores set the pace",
+    "norm and quantise, before the experts": "as before QKV",
+    "place the rows' scales": "a launch; four bytes at a time, from wherever a row's token lies",
     "combine, residual included": "four rows gathered for each token",
     "combine, residual and next norm included": "four rows gathered for each token; the norm waits for the whole row",
     "choose experts": "128 programs, one for each 64 tokens, and the row is read twice for its norm",

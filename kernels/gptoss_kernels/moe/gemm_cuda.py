@@ -44,10 +44,13 @@ def obstacle(device: torch.device | str | None = None, **needs: object) -> str |
 
 
 def gemm_defines(n: int, k: int, experts: int, *, swiglu: bool, bias: bool, alpha: float = 1.702,
-                 limit: float = 7.0, columns: int | None = None, add: bool = False) -> tuple[tuple[str, object], ...]:
-    """The compile-time constants of one specialisation of `grouped_gemm.cu`. columns, add: see `grouped_gemm`."""
+                 limit: float = 7.0, columns: int | None = None, add: bool = False, gather: bool = False
+                 ) -> tuple[tuple[str, object], ...]:
+    """The compile-time constants of one specialisation of `grouped_gemm.cu`. columns, add: see `grouped_gemm`; gather:
+    with its token_of."""
     tile = () if columns is None else (("TILE_COLUMNS", columns),)
     tile += (("ADD", 1),) if add else ()
+    tile += (("GATHER", 1),) if gather else ()
     return (("N", n), ("K", k), ("EXPERTS", experts), ("EPILOGUE", int(swiglu)), ("HAS_BIAS", int(bias)),
             ("ALPHA", f"{float(alpha)!r}f"), ("LIMIT", f"{float(limit)!r}f"), *tile)
 
@@ -60,6 +63,7 @@ def grouped_gemm(
     bias: torch.Tensor | None,
     counts: torch.Tensor,
     *,
+    token_of: torch.Tensor | None = None,
     swiglu: bool = False,
     alpha: float = 1.702,
     limit: float = 7.0,
@@ -74,22 +78,23 @@ def grouped_gemm(
     counts: [E] int32, on the device. N and K multiples of 32. columns: of a tile, one of TILE_COLUMNS,
     CHOSEN_COLUMNS by default; with `swiglu` always 256, one scale group of the result. out: where y goes, [rows, N]
     bf16, contiguous; fewer than M rows are its first ones. add: to what is there; the product is rounded before the
-    sum is. Not with `swiglu`.
+    sum is. Not with `swiglu`. token_of: [M] int32, with `swiglu`: row m is a[token_of[m]] (-1: padding), a then has any
+    number of rows; a_scale is sorted already, [M, ...].
     Returns y [M, N] bf16; with `swiglu`, N's columns being gate and up in turn: h [M, N/2] float8_e4m3fn and its scale
     [M, ceil(N/256)] fp32, column-major. Padding rows of the result hold anything.
     """
-    check_operands(a, a_scale, b, b_scale, bias, counts)
+    m = a.shape[0] if token_of is None else check_gathered(a, token_of, swiglu)
+    check_operands(a, a_scale, b, b_scale, bias, counts, m)
     if swiglu and b.shape[1] % 128:
         raise ValueError(f"grouped_gemm: SwiGLU over {b.shape[1]} columns; a multiple of 128 is needed")
     columns = (256 if swiglu else CHOSEN_COLUMNS) if columns is None else columns
     if columns not in ((256,) if swiglu else TILE_COLUMNS):
         raise ValueError(f"grouped_gemm: tiles of {columns} columns; {256 if swiglu else '128, 192 or 256'} is needed")
-    m, k = a.shape
-    e, n, _ = b.shape
+    e, n, k = b.shape
     check_out(out, m, n, add, swiglu)
     device = a.device.index or 0
-    kernel = _kernel(n, k, e, swiglu, bias is not None, alpha, limit, columns, add, device)
-    a_map = driver.tensor_map(a.data_ptr(), 1, m, k, 64, 128)
+    kernel = _kernel(n, k, e, swiglu, bias is not None, alpha, limit, columns, add, token_of is not None, device)
+    a_map = driver.tensor_map(a.data_ptr(), 1, a.shape[0], k, 64, 128)
     if swiglu:
         out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
         out_scale = empty_scales(m, n // 2, a.device)
@@ -102,17 +107,18 @@ def grouped_gemm(
         b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, columns // 2, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
         a_map, b_map, out_map, a_scale, a_scale.stride(1), b_scale, b_scale if bias is None else bias, counts,
-        out_scale, out_scale.stride(1)], overlapping=True)
+        out_scale, out_scale.stride(1), a, counts if token_of is None else token_of], overlapping=True)
     return (out, out_scale) if swiglu else out
 
 
 @functools.cache
 def _kernel(
     n: int, k: int, experts: int, swiglu: bool, bias: bool, alpha: float, limit: float, columns: int, add: bool,
-    device: int,
+    gather: bool, device: int,
 ) -> driver.Kernel:
     return driver.load("grouped_gemm.cu", "grouped_gemm", gemm_defines(
-        n, k, experts, swiglu=swiglu, bias=bias, alpha=alpha, limit=limit, columns=columns, add=add), device)
+        n, k, experts, swiglu=swiglu, bias=bias, alpha=alpha, limit=limit, columns=columns, add=add, gather=gather),
+        device)
 
 
 def check_out(out: torch.Tensor | None, m: int, n: int, add: bool, swiglu: bool) -> None:
@@ -127,12 +133,24 @@ def check_out(out: torch.Tensor | None, m: int, n: int, add: bool, swiglu: bool)
                          "needed")
 
 
-def check_operands(a, a_scale, b, b_scale, bias, counts) -> None:
-    """ValueError, one line, if the operands of a grouped GEMM do not fit together."""
-    m, k = a.shape
+def check_gathered(a: torch.Tensor, token_of: torch.Tensor, swiglu: bool) -> int:
+    """How many rows `token_of` takes from a; ValueError, one line, if it cannot."""
+    if not swiglu:
+        raise ValueError("grouped_gemm: token_of is given without swiglu; only the product with SwiGLU gathers rows")
+    if token_of.dim() != 1 or token_of.dtype != torch.int32 or not token_of.is_contiguous():
+        raise ValueError(f"grouped_gemm: token_of is {token_of.dtype} {list(token_of.shape)}; contiguous int32 [M] is "
+                         "needed")
+    if a.numel() >= 2**31:
+        raise ValueError(f"grouped_gemm: rows of a {list(a.shape)} are gathered; fewer than 2^31 elements are needed")
+    return token_of.shape[0]
+
+
+def check_operands(a, a_scale, b, b_scale, bias, counts, m=None) -> None:
+    """ValueError, one line, if the operands of a grouped GEMM of m rows (default: all of a) do not fit together."""
+    m, k = a.shape[0] if m is None else m, a.shape[1]
     e, n, bk = b.shape
     if bk != k or k % 32 or n % 32:
-        raise ValueError(f"grouped_gemm: a {[m, k]}, b {[e, n, bk]}; equal K and multiples of 32 are needed")
+        raise ValueError(f"grouped_gemm: a {list(a.shape)}, b {[e, n, bk]}; equal K and multiples of 32 are needed")
     if m % TILE_M:
         raise ValueError(f"grouped_gemm: a has {m} rows; a multiple of {TILE_M} is needed")
     if {a.dtype, b.dtype} != {torch.float8_e4m3fn} or not (a.is_contiguous() and b.is_contiguous()):

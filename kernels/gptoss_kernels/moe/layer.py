@@ -3,7 +3,7 @@
     out = x + sum_k weight_k * (down_k(swiglu(gate_up_k(RMSNorm(x)) + bias)) + bias)
 
 Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device,
-so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2 or 3, quantise 1 (up to 128 tokens
+so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2 or 3, quantise 2 (up to 128 tokens
 a part of the routing), GEMM 2, combine 1. Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form;
 above, the tensor-core form with SwiGLU fused. One token with FP8 experts takes three launches in all (`few_cuda`).
 `choose("moe_layer", backend, device=..., expert_form=..., dtype=..., hidden_size=...)` decides once and says why.
@@ -22,7 +22,14 @@ import triton
 from gptoss_kernels.moe import decode_cuda, deepgemm, few_cuda, gemm_cuda, gemm_triton
 from gptoss_kernels.moe.combine import NormInto, combine
 from gptoss_kernels.moe.routing import FEW_TOKENS, Routing, choose, place, route, router_logits
-from gptoss_kernels.quant import Quantised, norm_quantise, place_rows, swiglu_quantise
+from gptoss_kernels.quant import (
+    Quantised,
+    empty_quantised,
+    norm_quantise,
+    place_rows,
+    place_scales,
+    swiglu_quantise,
+)
 from gptoss_kernels.reference.experts import ExpertMatrices
 from gptoss_kernels.reference.experts import moe as reference_moe
 from gptoss_kernels.reference.moe import route as reference_route
@@ -96,6 +103,13 @@ def _placed(x: Rows, norm: torch.Tensor | None, eps: float, r: Routing) -> Quant
     return norm_quantise(x, norm, row_of=r.row_of, rows=r.rows, norm_eps=eps)
 
 
+def _in_order(x: Rows, norm: torch.Tensor | None, eps: float) -> Quantised:
+    """The rows in e4m3 in the order of their tokens, for a product that gathers them. x, norm: as of `_placed`."""
+    if isinstance(x, Quantised):
+        return x
+    return norm_quantise(x, norm, norm_eps=eps, out=empty_quantised(*x.shape, x.device, by_row=True))
+
+
 def _cuda_experts(
     x: Rows, norm: torch.Tensor | None, eps: float, r: Routing, e: Experts, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -105,8 +119,10 @@ def _cuda_experts(
         q, scale = x if isinstance(x, Quantised) else r.quantised or norm_quantise(x, norm, norm_eps=eps)
         h, h_scale = decode_cuda.decode_gemm(q, scale, up, e.gate_up_bias, r, gather=True, overlapping=True, **swiglu)
         return decode_cuda.decode_gemm(h, h_scale, down, e.down_bias, r, overlapping=True)
-    q, scale = _placed(x, norm, eps, r)
-    h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, e.gate_up_bias, r.counts, **swiglu)
+    q, scale = _in_order(x, norm, eps)
+    scale = place_scales(scale, r.token_of)
+    h, h_scale = gemm_cuda.grouped_gemm(q, scale, up.values, up.scales, e.gate_up_bias, r.counts, token_of=r.token_of,
+                                        **swiglu)
     return gemm_cuda.grouped_gemm(h, h_scale, down.values, down.scales, e.down_bias, r.counts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from gptoss_kernels.ahead import Resources, compile_kernel
 from gptoss_kernels.quant.norm_quant import _norm_quantise_kernel, norm_quantise_config
 from gptoss_kernels.quant.place_rows import _place_rows_kernel, place_rows_config
+from gptoss_kernels.quant.place_scales import _place_scales_kernel, place_scales_config
 from gptoss_kernels.quant.swiglu_quant import _swiglu_quantise_kernel, swiglu_quantise_config
 
 _OUT = {"q_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
@@ -29,6 +30,14 @@ def compile_place_rows(columns: int, copies: int = 4) -> Resources:
     types = {"q_ptr": "*i32", "scale_ptr": "*fp32", "row_of_ptr": "*i32", "out_ptr": "*i32", "out_scale_ptr": "*fp32"}
     return _compile(_place_rows_kernel, types, {
         "H": columns // 4, "COPIES": copies, "out_row_stride": 1, **place_rows_config(columns)})
+
+
+def compile_place_scales(columns: int, *, by_row: bool) -> Resources:
+    """Scales of rows of so many columns; by_row: those of a row side by side."""
+    groups = -(-columns // 128)
+    types = {"scale_ptr": "*fp32", "token_of_ptr": "*i32", "out_ptr": "*fp32"}
+    given = {"COUNT": groups, "scale_group_stride" if by_row else "scale_row_stride": 1, **place_scales_config(groups)}
+    return compile_kernel(_place_scales_kernel, types, given, ("out_group_stride",))
 
 
 def _compile(kernel, types, given) -> Resources:

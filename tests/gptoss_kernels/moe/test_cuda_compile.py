@@ -8,7 +8,7 @@ import torch
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.decode_cuda import TUNED, Tuning, decode_defines
 from gptoss_kernels.moe.few_cuda import few_defines
-from gptoss_kernels.moe.gemm_cuda import check_out, gemm_defines
+from gptoss_kernels.moe.gemm_cuda import check_gathered, check_out, gemm_defines
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 # 384 threads a CTA: at most 168 registers each at the start; the multiplying warpgroups then take 224.
@@ -23,6 +23,16 @@ def test_grouped_gemm(n, swiglu, bias, experts):
     print("grouped_gemm", n, swiglu, bias, experts, used)
     assert used["spill_stores"] == used["spill_loads"] == 0
     assert used["registers"] <= GEMM_REGISTERS
+
+
+@needs_nvcc
+@pytest.mark.parametrize("experts", [32, 128])
+def test_grouped_gemm_that_gathers(experts):
+    """16 rows' places a lane in the two warps that gather, out of 56 registers."""
+    _, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(5760, 2880, experts, swiglu=True, bias=True,
+                                                                       gather=True)))
+    print("grouped_gemm that gathers", experts, used)
+    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= GEMM_REGISTERS
 
 
 @needs_nvcc
@@ -42,6 +52,19 @@ def test_where_a_product_can_go(wrong, message):
     given = {"out": None, "add": False, "swiglu": False} | wrong
     with pytest.raises(ValueError, match=message):
         check_out(given["out"], 128, 32, given["add"], given["swiglu"])
+
+
+@pytest.mark.parametrize(("rows", "wrong", "message"), [
+    ((4, 128), {"swiglu": False}, "without swiglu"), ((4, 128), {"token_of": torch.zeros(128)}, "torch.float32"),
+    ((4, 128), {"token_of": torch.zeros(256, dtype=torch.int32)[::2]}, "contiguous int32"),
+    ((2**24, 128), {}, "2\\^31"),
+])
+def test_what_can_be_gathered(rows, wrong, message):
+    a = torch.empty(rows, dtype=torch.float8_e4m3fn, device="meta")
+    given = {"token_of": torch.zeros(128, dtype=torch.int32), "swiglu": True}
+    assert check_gathered(a[:4], **given) == 128
+    with pytest.raises(ValueError, match=message):
+        check_gathered(a, **given | wrong)
 
 
 @needs_nvcc

@@ -66,6 +66,14 @@ def test_grouped_gemm(sizes, rows, columns):
     assert relative(y[real], exact[real]) < BF16_OUT
     h, h_scale = grouped_gemm(q, scale, m.values, m.scales, bias, counts, swiglu=True)
     assert relative(dequantise_groups(h, h_scale)[real], swiglu(exact[real])) < E4M3_OUT
+    token_of = torch.full((plan.total,), -1, dtype=torch.int32, device="cuda")
+    token_of[real] = torch.randperm(sum(sizes) + 3, device="cuda")[3:].int()        # the same rows, shuffled
+    shuffled = torch.full((sum(sizes) + 3, columns), 0x7F, dtype=torch.uint8, device="cuda")
+    shuffled[token_of[real]] = q.view(torch.uint8)[real]
+    gathered, gathered_scale = grouped_gemm(shuffled.view(torch.float8_e4m3fn), scale, m.values, m.scales, bias, counts,
+                                            swiglu=True, token_of=token_of)
+    assert torch.equal(gathered.view(torch.uint8)[real], h.view(torch.uint8)[real])
+    assert torch.equal(gathered_scale[real], h_scale[real])
     none = grouped_gemm(q, scale, m.values, m.scales, None, counts)
     assert torch.equal(none[real], grouped_gemm(q, scale, m.values, m.scales, torch.zeros_like(bias), counts)[real])
     assert not torch.equal(none[real], y[real])

@@ -29,6 +29,13 @@ def test_compile_swiglu_quantise():
     assert made.stack == 0 and warps(made) >= 20
 
 
+@pytest.mark.parametrize("by_row", [True, False])
+def test_compile_place_scales(by_row):
+    made = ahead.compile_place_scales(2880, by_row=by_row)
+    print("place_scales", by_row, made)
+    assert made.stack == 0 and warps(made) >= 40
+
+
 @pytest.mark.parametrize("columns", [2880, 4096])
 def test_compile_place_rows(columns):
     made = ahead.compile_place_rows(columns)

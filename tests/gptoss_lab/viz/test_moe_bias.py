@@ -97,7 +97,7 @@ def test_decode_bytes():
     assert 0.52 < float(frame["ratio"][1]) < 0.54
 
 
-@pytest.mark.parametrize("name", ["promote", "start_accumulator", "swiglu", "activate", "over_quad", "items_of"])
+@pytest.mark.parametrize("name", ["promote", "start_accumulators", "swiglu", "activate", "over_quad", "items_of"])
 def test_an_excerpt_is_one_whole_function(name):
     text = moe_sources.function(name)
     assert text in moe_sources.source("grouped_gemm.cu") and text.count("{") == text.count("}") > 0

@@ -52,7 +52,9 @@ def test_the_sum_of_the_bounds_is_above_the_bound_of_the_step_and_near_it_where_
 
 def test_grids_by_hand():
     first = {one.what: one for one in profile_kernels.prefill(BIG, 8192)}
-    assert first["norm and quantise, placed"].grid == (8192,) and first["combine, residual included"].grid == (8192, 1)
+    assert first["norm and quantise, before the experts"].grid == (8192,)
+    assert first["place the rows' scales"].grid == ((8192 * 4 // 128 + 127) * 128 // 32,)
+    assert first["combine, residual included"].grid == (8192, 1)
     assert first["first norm and quantise, before QKV"].threads == 64
     assert first["rope and cache, full"].grid == (8192 // 8, 8 + 2)             # 8 tokens of 8 heads of 32 pairs
     assert first["attention, window"].grid == (8192 // 8, 8) and first["attention, full"].grid == (132,)
@@ -166,7 +168,7 @@ def counted(tmp_path_factory):
 
 
 def test_launches_are_as_many_as_the_forward_makes(counted):
-    """An operation is so many launches: e4m3 product 1, and 2 where nothing before it has quantised; MoE 6, of one
+    """An operation is so many launches: e4m3 product 1, and 2 where nothing before it has quantised; MoE 7, of one
     token 3; the others 1."""
     config, prompt, step = counted
     n = config.num_layers
@@ -180,7 +182,7 @@ def test_launches_are_as_many_as_the_forward_makes(counted):
     assert listed["rope_cache_kernel"] == n and listed["norm_residual_kernel"] == 1
     assert listed["gluon_prefill_kernel"] + listed["prefill_kernel"] == n
     routed = sum(listed[k] for k in ("_choose_kernel", "_place_kernel", "_combine_kernel", "_combine_norm_kernel"))
-    assert routed + 3 * n == 6 * prompt["_moe"]
+    assert listed["_place_scales_kernel"] == n and routed + 4 * n == 7 * prompt["_moe"]
     later = Counter()
     for launch in profile_kernels.decode(config, 8192, 1):
         later[launch.kernel] += launch.times

@@ -12,6 +12,7 @@ from gptoss_kernels.quant import (
     norm_quant,
     norm_quantise,
     place_rows,
+    place_scales,
     swiglu_quant,
     swiglu_quantise,
 )
@@ -139,6 +140,8 @@ def test_gate_and_up_alternate():
     (lambda: norm_quantise(torch.zeros(2, 64), row_of=torch.zeros(3, 1, dtype=torch.int32), rows=4), "row_of"),
     (lambda: place_rows(empty_quantised(2, 64, "cpu"), torch.zeros(3, 1, dtype=torch.int32), 4), "at least 3 rows"),
     (lambda: place_rows(empty_quantised(3, 62, "cpu"), torch.zeros(3, 1, dtype=torch.int32), 4), "multiple of 4"),
+    (lambda: place_scales(torch.zeros(3, 1), torch.zeros(33, dtype=torch.int32)), "multiple of 32"),
+    (lambda: place_scales(torch.zeros(3), torch.zeros(32, dtype=torch.int32)), r"fp32 \[T, G\]"),
     (lambda: swiglu_quantise(torch.zeros(16, 3), torch.zeros(16, dtype=torch.int32)), "2 I"),
     (lambda: swiglu_quantise(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int32)), "multiple of 16"),
     (lambda: swiglu_quantise(torch.zeros(16, 4), torch.zeros(16, dtype=torch.int32), torch.zeros(1, 6)), "bias"),
@@ -162,6 +165,23 @@ def test_quantised_rows_go_to_their_places(columns, column_major):
     used = [0, 2, 4, 6]
     assert torch.equal(q.view(torch.uint8)[used], want.view(torch.uint8)[used])
     assert torch.equal(scale[used], want_scale[used]) and scale.stride(0) == 1
+
+
+@pytest.mark.parametrize("columns", [64, 192, 2880])
+@pytest.mark.parametrize("by_row", [True, False])
+def test_scales_go_where_the_tokens_of_rows_go(columns, by_row):
+    """Rows in their order, scales sorted: together what `norm_quantise` writes to the places."""
+    x = torch.randn(3, columns, generator=torch.Generator().manual_seed(7))
+    row_of = torch.tensor([[4, 33], [-1, 2], [6, -1]], dtype=torch.int32)
+    token_of = torch.full((64,), -1, dtype=torch.int32)
+    token_of[[4, 33, 2, 6]] = torch.tensor([0, 0, 1, 2], dtype=torch.int32)
+    rows = norm_quantise(x, out=empty_quantised(5, columns, "cpu", by_row=by_row))
+    assert rows.scale.stride(1 if by_row else 0) == 1
+    scale = place_scales(rows.scale, token_of)
+    want, want_scale = norm_quantise(x, row_of=row_of, rows=64)
+    used = [2, 4, 6, 33]
+    assert torch.equal(scale[used], want_scale[used]) and scale.shape == want_scale.shape and scale.stride(0) == 1
+    assert torch.equal(rows.values.view(torch.uint8)[token_of[used].long()], want.view(torch.uint8)[used])
 
 
 def test_places_that_nobody_has_stay_as_they_are(monkeypatch):

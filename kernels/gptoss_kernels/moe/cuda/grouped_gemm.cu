@@ -3,9 +3,11 @@
 //
 //   acc[m, n] = bias[e, n] + sum_kb sa[kb, m] * sb[e, n / 128, kb] * (A[m, kb] . B[e, n, kb])
 //
-// Rows of A are sorted by expert; an expert's rows start at a multiple of 128 and `counts[e]` of them are real.
-// EPILOGUE 0: acc as bf16, or with ADD added to what is there. EPILOGUE 1: clamped SwiGLU on interleaved gate/up columns and e4m3 again, with one scale per
-// row and 128 results: the 256 columns of a tile are exactly one group, so no other CTA is needed for the maximum.
+// Rows of A are sorted by expert; an expert's rows start at a multiple of 128 and `counts[e]` of them are real. With GATHER
+// A keeps the order of its tokens, and `token_of` says which of its rows comes where; the scales sa are sorted all the same.
+// EPILOGUE 0: acc as bf16, or with ADD added to what is there. EPILOGUE 1: clamped SwiGLU on interleaved gate/up columns and
+// e4m3 again, with one scale per row and 128 results: the 256 columns of a tile are exactly one group, so no other CTA is
+// needed for the maximum.
 //
 // Why this shape. A tensor core product of e4m3 keeps only some 14 bits of its sum, so every 128 columns of K its part is
 // scaled into a separate fp32 accumulator, by ordinary FMAs. Two warpgroups of 64 rows take turns: while one scales, the
@@ -14,18 +16,21 @@
 // (128 + 64). Longer products are better: what stands between two of a warpgroup is the same for both.
 // Two CTAs form a cluster and share what they have in common, which halves its traffic from L2: two row tiles of one
 // expert share B; where an expert has an odd tile left, the two take neighbouring column tiles and share A.
-// One thread loads. One warp looks up what the next tile is and stages its bias and weight scales, so that the
+// One thread loads; rows that are gathered take two warps. One warp looks up what the next tile is and stages its bias and weight scales, so that the
 // multiplying warps never wait for global memory. A tile's results leave while the first product of the next one runs:
 // parts and accumulators are separate registers.
 //
 // What is skipped: half row tiles without a real row, column blocks beyond N, and the empty half of the last K block
 // (2880 = 22.5 blocks): none of it reaches the tensor core.
 //
-// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE (and ALPHA, LIMIT for 1); TILE_COLUMNS, 128, 192 or 256, and ADD for 0.
+// Compile-time: N, K, EXPERTS, HAS_BIAS, EPILOGUE; for 1 ALPHA, LIMIT, GATHER; for 0 ADD and TILE_COLUMNS, 128, 192 or 256.
 #include "hopper.cuh"
 
 #ifndef ADD
 #define ADD 0
+#endif
+#ifndef GATHER
+#define GATHER 0
 #endif
 #ifndef TILE_COLUMNS
 #define TILE_COLUMNS (EPILOGUE == 1 ? 256 : 192)
@@ -35,6 +40,7 @@ constexpr int STAGES = TILE_N == 256 ? 4 : 5;
 constexpr int PARTS = TILE_N == 256 ? 2 : 1, WIDTH = TILE_N / PARTS, HELD = WIDTH / 2;   // columns, registers of one part
 constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + TILE_N - 1) / TILE_N;
 constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // products of 32 columns in the last K block
+constexpr int FIRST_STEPS = K_BLOCKS == 1 ? LAST_STEPS : 4;             // and in the first
 constexpr int A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SCALE_BYTES = TILE_M * 4;                                 // of A, per stage
 constexpr int OUT_BYTES = 64 * 128;                                     // staging per warpgroup: 64 rows of 128 bytes
@@ -44,10 +50,11 @@ struct Item {
     int pair, idle;                                                     // pair: B is shared, else A. idle: nothing to compute
 };
 
-struct Tile {                                                           // what the multiplying warps need to know of a tile
+struct alignas(16) Tile {                                               // what the multiplying warps need to know of a tile
     float bias[TILE_N];
     float scale[2][K_BLOCKS];                                           // of B, for its two column blocks
     Item item;
+    int token[GATHER ? TILE_M : 1];                                     // row of A of each row of this CTA's tile, or -1
 };
 
 struct Shared {                                                         // after the swizzled stages
@@ -136,13 +143,15 @@ DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float*
             uint32 a = data + turn.index * STAGE_BYTES, b = a + A_BYTES, bar = shared_address(&s.full[turn.index]);
             int k = kb * TILE_K;
             barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
-            barrier_expect(bar, STAGE_BYTES + SCALE_BYTES);
+            barrier_expect(bar, (GATHER ? B_BYTES : STAGE_BYTES) + SCALE_BYTES);
             if (item.pair) {                                            // own 128 rows of A; half of B for both CTAs
                 load_weights<true>(b_map, b + rank * (B_BYTES / 2), bar, k, b_row + rank * (TILE_N / 2));
-                tma_load(a_map, a, bar, k, item.row);
-                tma_load(a_map, a + A_BYTES / 2, bar, k, item.row + 64);
+                if (!GATHER) {
+                    tma_load(a_map, a, bar, k, item.row);
+                    tma_load(a_map, a + A_BYTES / 2, bar, k, item.row + 64);
+                }
             } else {                                                    // half of A for both CTAs; own 256 rows of B
-                tma_load_multicast(a_map, a + rank * (A_BYTES / 2), bar, k, item.row + rank * 64, 3);
+                if (!GATHER) tma_load_multicast(a_map, a + rank * (A_BYTES / 2), bar, k, item.row + rank * 64, 3);
                 load_weights<false>(b_map, b, bar, k, b_row);
                 load_weights<false>(b_map, b + B_BYTES / 2, bar, k, b_row + TILE_N / 2);
             }
@@ -151,9 +160,51 @@ DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float*
     }
 }
 
-// One warp, a tile ahead: what the tile is, its bias, the scales of its weights.
-DEVICE void describe(const float* sb, const float* bias, Shared& s, const int* counts, int rank, int cluster,
-                     int clusters) {
+// Two warps: the rows of A from wherever their tokens lie, 16 bytes a lane, swizzled as the tensor map would. The tensor core
+// sees what ordinary copies wrote only behind a fence of the thread that made them: a stage is handed over when it has
+// arrived, while the copies into the next one are on their way.
+DEVICE void gather(const uint8* a, uint32 data, Shared& s, int cluster, int clusters) {
+    int thread = thread_index() & 63, unit = thread & 7, first = thread / 8;
+    uint32 inside = first * 128 + (unit ^ first) * 16;                  // of 8 rows, and of the next 8 as well
+    bool none = true;                                                   // no stage is on its way
+    Turn<STAGES> turn, behind;
+    Turn<2> at;
+    auto hand_over = [&] {
+        async_fence();
+        barrier_arrive_here(shared_address(&s.full[behind.index]));
+        behind.next();
+    };
+    for (int index = cluster; index < s.items[EXPERTS]; index += clusters, at.next()) {
+        barrier_wait(shared_address(&s.tile_full[at.index]), at.phase);
+        const Tile& tile = s.tile[at.index];
+        int from[TILE_M / 8];
+#pragma unroll
+        for (int i = 0; i < TILE_M / 8; ++i) {
+            int token = tile.item.idle ? -1 : tile.token[first + 8 * i];
+            from[i] = token < 0 ? -1 : token * K + unit * 16;
+        }
+        barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
+#pragma unroll 1
+        for (int kb = 0; kb < K_BLOCKS; ++kb, turn.next()) {
+            uint32 to = data + turn.index * STAGE_BYTES + inside;
+            barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
+            if (kb * TILE_K + unit * 16 < K) {
+#pragma unroll
+                for (int i = 0; i < TILE_M / 8; ++i)
+                    if (from[i] >= 0) async_copy(to + i * 1024, a + from[i] + kb * TILE_K);
+            }
+            async_copy_commit();
+            if (!none) { async_copy_wait<1>(); hand_over(); }
+            none = false;
+        }
+    }
+    async_copy_wait<0>();
+    if (!none) hand_over();
+}
+
+// One warp, a tile ahead: what the tile is, its bias, the scales of its weights, which rows of A it gathers.
+DEVICE void describe(const float* sb, const float* bias, const int* token_of, Shared& s, const int* counts, int rank,
+                     int cluster, int clusters) {
     int lane = thread_index() & 31, total = s.items[EXPERTS];
     Turn<2> turn;
     for (int index = cluster; index < total; index += clusters, turn.next()) {
@@ -171,6 +222,7 @@ DEVICE void describe(const float* sb, const float* bias, Shared& s, const int* c
                 tile.scale[0][i] = __ldg(scale + i);
                 tile.scale[1][i] = both ? __ldg(scale + K_BLOCKS + i) : 0.0f;
             }
+            for (int i = lane; GATHER && i < TILE_M; i += 32) tile.token[i] = __ldg(token_of + item.row + i);
         }
         if (lane == 0) tile.item = item;
         barrier_arrive_here(shared_address(&s.tile_full[turn.index]));
@@ -258,19 +310,23 @@ DEVICE void skip(Turn<STAGES>& turn, Shared& s) {
     }
 }
 
-DEVICE void start_accumulator(float (&acc)[HELD], const float* bias) {
+// The columns from .. to - 1 of a tile start from the bias.
+DEVICE void start_accumulators(float (&acc)[PARTS][HELD], const float* bias, int from = 0, int to = TILE_N) {
     int q = thread_index() & 3;
 #pragma unroll
-    for (int j = 0; j < HELD / 4; ++j) {                                // columns 8 j + 2 q, which for SwiGLU are others' rows
+    for (int j = from / 8; j < to / 8; ++j) {                           // columns 8 j + 2 q, which for SwiGLU are others' rows
         float2 b = *(const float2*)(bias + (EPILOGUE == 0 ? 8 * j + 2 * q : j / 4 * 32 + 8 * q + j % 4 * 2));
-        acc[4 * j] = acc[4 * j + 2] = b.x;
-        acc[4 * j + 1] = acc[4 * j + 3] = b.y;
+        float* x = acc[8 * j / WIDTH] + 4 * j % HELD;
+        x[0] = x[2] = b.x;
+        x[1] = x[3] = b.y;
     }
 }
 
 // A warpgroup's 64 rows as bf16: 64 columns at a time to a staging buffer swizzled by 128, and off by the copy engine. What
 // lies beyond N is cut off there. Padding rows are written too: they are in this expert's tile, and nobody reads them.
-DEVICE void finish_bf16(const float (&acc)[PARTS][HELD], const TensorMap* out_map, uint32 staging, int half, int row, int n0) {
+// Accumulators that are in the buffer start from the next tile's bias at once, behind its first product.
+DEVICE void finish_bf16(float (&acc)[PARTS][HELD], const TensorMap* out_map, uint32 staging, int half, int row, int n0,
+                        const float* next_bias) {
     int thread = thread_index() & 127, lane = thread & 31;
     int at = thread / 32 * 16 + (lane & 15);                            // this lane addresses one row of one 8x8 matrix
 #pragma unroll
@@ -284,6 +340,7 @@ DEVICE void finish_bf16(const float (&acc)[PARTS][HELD], const TensorMap* out_ma
             store_matrix_x4(staging + at * 128 + unit * 16, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
                             pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
         }
+        start_accumulators(acc, next_bias, column, column + 64);
         async_fence();
         named_sync(1 + half, 128);
         if (thread == 0 && n0 + column < N) {
@@ -386,14 +443,13 @@ DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_st
     Turn<2> at;
     float acc[PARTS][HELD], part[HELD];
     bool more = find_tile(turn, at, index, clusters, s, half);
-    start_block<4>(part, data + turn.index * STAGE_BYTES, half);
+    start_block<FIRST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
+    start_accumulators(acc, s.tile[at.index].bias);
     while (more) {
         const Tile& tile = s.tile[at.index];
         Item item = tile.item;
         int n0 = item.n_tile * TILE_N;
-#pragma unroll
-        for (int i = 0; i < PARTS; ++i) start_accumulator(acc[i], tile.bias + i * WIDTH);
-        finish_block<4, K_BLOCKS == 1>(acc, part, turn, data, s, tile, n0, 0, half, row);
+        finish_block<FIRST_STEPS, K_BLOCKS == 1>(acc, part, turn, data, s, tile, n0, 0, half, row);
 #pragma unroll 1
         for (int kb = 1; kb < K_BLOCKS - 1; ++kb) {
             start_block<4>(part, data + turn.index * STAGE_BYTES, half);
@@ -407,11 +463,12 @@ DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_st
         index += clusters;
         at.next();
         more = find_tile(turn, at, index, clusters, s, half);
-        start_block<4>(part, data + turn.index * STAGE_BYTES, half);
+        start_block<FIRST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
 #if EPILOGUE == 0
-        finish_bf16(acc, out_map, staging, half, item.row + half * 64, n0);
+        finish_bf16(acc, out_map, staging, half, item.row + half * 64, n0, s.tile[at.index].bias);
 #else
         finish_swiglu(acc[0], acc[1], &s.limit, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
+        start_accumulators(acc, s.tile[at.index].bias);
 #endif
     }
     finish_product(part);
@@ -421,7 +478,8 @@ DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_st
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
              const __grid_constant__ TensorMap out_map, const float* sa, int sa_stride, const float* sb,
-             const float* bias, const int* counts, float* out_scale, int out_scale_stride) {
+             const float* bias, const int* counts, float* out_scale, int out_scale_stride, const uint8* a,
+             const int* token_of) {
     DYNAMIC_SHARED(raw);                      // swizzled tiles start at multiples of 1024
     uint32 data = shared_address(raw), staging = data + STAGES * STAGE_BYTES;
     Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES + 2 * OUT_BYTES);
@@ -429,12 +487,12 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
 
     if (thread_index() == 32) {
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(shared_address(&s.full[i]), 1);
+            barrier_init(shared_address(&s.full[i]), GATHER ? 65 : 1);
             barrier_init(shared_address(&s.empty[i]), 16);              // eight warps of each CTA of the cluster
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(shared_address(&s.tile_full[i]), 32);
-            barrier_init(shared_address(&s.tile_empty[i]), 256);
+            barrier_init(shared_address(&s.tile_empty[i]), GATHER ? 320 : 256);
         }
         barrier_init_fence();
     }
@@ -451,7 +509,8 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
     if (warp >= 8) {
         registers_shrink<56>();
         if (thread_index() == 256) produce(&a_map, &b_map, sa, sa_stride, data, s, counts, rank, cluster, clusters);
-        if (warp == 9) describe(sb, bias, s, counts, rank, cluster, clusters);
+        if (warp == 9) describe(sb, bias, token_of, s, counts, rank, cluster, clusters);
+        if (GATHER && warp >= 10) gather(a, data, s, cluster, clusters);
     } else {
         registers_grow<224>();
         int half = __shfl_sync(~0u, warp / 4, 0);

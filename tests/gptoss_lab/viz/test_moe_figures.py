@@ -69,9 +69,12 @@ def test_absent_cases_say_so_and_present_ones_are_ordered():
 
 def test_what_the_bias_costs():
     assert "not recorded yet" in str(moe_times.bias_table([]))
-    [(case, with_bias, without, cost, spread)] = moe_times.bias_costs(
-        [row("gemm1/x", "cuda", 101.0), row("gemm1/x", "cuda without bias", 100.0, ("cuda", 101.0))])
-    assert (case, with_bias, without) == ("gemm1/x", 101.0, 100.0) and cost == pytest.approx(1.0) and spread == 0
+    slow, fast = ([t * clock for clock in (1.0, 1.3, 1.0, 0.9)] for t in (101.0, 100.0))    # clocks move, both alike
+    rows = [row("gemm1/x", "cuda", 101.0) | {"raw": slow}, row("gemm1/x", "cuda without bias", 100.0) | {"raw": fast}]
+    [(case, with_bias, without, costs)] = moe_times.bias_costs(rows)
+    assert (case, with_bias, without) == ("gemm1/x", 101.0, 100.0) and costs == pytest.approx([1.0] * 4)
+    assert moe_times.bias_table(rows).frame["in half of the rounds, %"].tolist() == ["+1.00 to +1.00"]
+    assert moe_times.bias_costs(rows[1:]) == []
 
 
 def test_the_products_beside_each_other():

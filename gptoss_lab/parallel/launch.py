@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +61,7 @@ class Ranks:
         self._temporary = tempfile.TemporaryDirectory(prefix="ranks-")
         self.folder = Path(self._temporary.name) if folder is None else folder
         self.folder.mkdir(parents=True, exist_ok=True)
-        context = multiprocessing.get_context("spawn")
+        context = _context(backend)
         self._notes = Notes(context, world)
         self._ends: list[Connection] = []
         self.processes: list[Any] = []
@@ -70,7 +71,8 @@ class Ranks:
                 ours, theirs = context.Pipe()
                 process = context.Process(
                     target=_rank_main, daemon=True, name=f"rank {rank}",
-                    args=(rank, world, backend, rendezvous, theirs, self._notes, self.folder, 4 * timeout),
+                    args=(rank, world, backend, rendezvous, theirs, self._notes, self.folder, 4 * timeout,
+                          dict(os.environ)),
                 )
                 process.start()
                 theirs.close()
@@ -191,14 +193,29 @@ class Ranks:
         self.processes, self._ends = [], []
 
 
+def _context(backend: str) -> BaseContext:
+    """How ranks are started: on CPUs as forks of a server that has imported torch once and has run nothing, which is a
+    matter of milliseconds; on GPUs, where a model takes longer to load, as new interpreters.
+    """
+    if backend == "nccl" or "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 # -- in the rank -------------------------------------------------------------------------------------------------------
 def _rank_main(
-    rank: int, world: int, backend: str, rendezvous: str, end: Connection, notes: Notes, folder: Path, timeout: float
+    rank: int, world: int, backend: str, rendezvous: str, end: Connection, notes: Notes, folder: Path, timeout: float,
+    environment: dict[str, str],
 ) -> None:
-    """The life of a rank: join the others, then one task after the other until an empty message comes."""
+    """The life of a rank: join the others, then one task after the other until an empty message comes.
+
+    environment: of whoever starts it; what torch reads when it is imported is that of the first ranks.
+    """
     _redirect(folder / f"rank{rank}.log")
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)})
+    os.environ.update(environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)})
     torch.set_num_threads(max(1, torch.get_num_threads() // world))
 
     def answer(kind: str, value: Any) -> None:

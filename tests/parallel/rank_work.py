@@ -112,6 +112,14 @@ def process_id(own):
     return os.getpid()
 
 
+def parent_id(own):
+    return os.getppid()
+
+
+def variable(own, name):
+    return os.environ.get(name)
+
+
 def die(own, rank):
     if own.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)

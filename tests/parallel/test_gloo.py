@@ -180,11 +180,20 @@ def test_ranks_do_not_outlive_whoever_started_them():
     script = (f"import os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
               "import rank_work\nfrom gptoss_lab.parallel import Ranks\n"
               "if __name__ == '__main__':\n"
-              "    ranks = Ranks(2)\n    print(*ranks.run(rank_work.process_id), flush=True)\n"
+              "    ranks = Ranks(2)\n"
+              "    print(*ranks.run(rank_work.process_id), *ranks.run(rank_work.parent_id), flush=True)\n"
               "    os.kill(os.getpid(), 9)\n")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == -9
     assert gone([int(pid) for pid in done.stdout.split()])
+
+
+def test_ranks_have_the_environment_of_their_start(monkeypatch):
+    """Also the second ones, which come from a server that is older."""
+    for value in ("one", "two"):
+        monkeypatch.setenv("OF_THE_START", value)
+        with Ranks(1, "gloo") as ranks:
+            assert ranks.run(rank_work.variable, "OF_THE_START") == [value]
 
 
 def test_under_torchrun(folder, expected, tmp_path):

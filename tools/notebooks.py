@@ -2,16 +2,59 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from queue import Empty
+from typing import Any
 
 import nbformat
+from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.channels import AsyncZMQSocketChannel
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets import Type
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 PLOTLY = "application/vnd.plotly.v1+json"
 TIMEOUT = 600        # seconds a cell may take where a GPU does the work; CI gives 120
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+LOOK_AGAIN = 1.0     # seconds
+
+
+class Channel(AsyncZMQSocketChannel):
+    """Looks again every second whether a message is there.
+
+    A ZeroMQ socket in asyncio is woken once for what has arrived. Now and then that wake-up is lost, and a kernel's
+    answer lies there until the time for the cell is over; a new look finds it.
+    """
+
+    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
+        """The next message. timeout: seconds, None: no end. queue.Empty when they are over."""
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            left = max(0.0, end - time.monotonic())
+            try:
+                return await super().get_msg(min(left, LOOK_AGAIN))
+            except Empty:
+                if left <= LOOK_AGAIN:
+                    raise
+
+
+class Client(AsyncKernelClient):
+    """A kernel's client with such channels."""
+
+    shell_channel_class = Type(Channel)
+    iopub_channel_class = Type(Channel)
+    control_channel_class = Type(Channel)
+
+
+class Manager(AsyncKernelManager):
+    """Starts kernels and makes such clients."""
+
+    client_factory = Type(Client)
 
 
 class CellFailed(RuntimeError):
@@ -39,8 +82,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, timeout: int = TIMEOU
     CellFailed at the first cell that raises, takes longer than `timeout` seconds, or kills the kernel.
     """
     client = NotebookClient(
-        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
-        record_timing=False, extra_arguments=["--log-level=ERROR"],
+        notebook, timeout=timeout, kernel_name="python3", kernel_manager_class=Manager,
+        resources={"metadata": {"path": str(folder)}}, record_timing=False, extra_arguments=["--log-level=ERROR"],
     )
     try:
         client.execute()

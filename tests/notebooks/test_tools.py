@@ -1,12 +1,14 @@
 """The tools do what their exit codes say: run, store, and notice a report in which a cell was not run."""
+import asyncio
 import base64
 import shutil
+from queue import Empty
 
 import nbformat
 import pytest
 
-from tools import check_ran, run_notebooks, store_notebooks
-from tools.notebooks import PLOTLY, CellFailed, code_cells, execute, find, headline
+from tools import check_ran, notebooks, run_notebooks, store_notebooks
+from tools.notebooks import PLOTLY, CellFailed, Channel, Manager, code_cells, execute, find, headline
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -80,6 +82,34 @@ def test_a_cell_that_hangs_is_stopped_and_shown(tmp_path, run, capsys):
     lesson(tmp_path / "notebooks", extra="import time; time.sleep(60)")
     assert run("--timeout", "3") == 1
     assert "time.sleep(60)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("looks", "timeout"), [(1, None), (4, None), (4, 10.0), (4, 0.03)])
+def test_an_answer_whose_wake_up_is_lost_is_found_by_looking_again(monkeypatch, looks, timeout):
+    """A socket that never wakes its reader, and shows what is there when it is asked for the `looks`-th time."""
+    waits = []
+
+    async def get_msg(self, timeout):
+        await asyncio.sleep(timeout)
+        waits.append(timeout)
+        if len(waits) < looks:
+            raise Empty
+        return {"msg_type": "execute_reply"}
+
+    monkeypatch.setattr(notebooks.AsyncZMQSocketChannel, "get_msg", get_msg)
+    monkeypatch.setattr(notebooks, "LOOK_AGAIN", 0.02)
+    look = Channel.__new__(Channel).get_msg(timeout)
+    if timeout == 0.03:
+        with pytest.raises(Empty):
+            asyncio.run(look)
+        assert len(waits) == 2 and sum(waits) == pytest.approx(0.03, abs=0.02)
+    else:
+        assert asyncio.run(look)["msg_type"] == "execute_reply" and waits == [0.02] * looks
+
+
+def test_clients_have_such_channels():
+    assert all(isinstance(channel, Channel) for channel in (Manager().client().shell_channel,
+                                                            Manager().client().iopub_channel))
 
 
 def test_an_unknown_name_and_an_empty_folder_are_errors(tmp_path, run, capsys):

@@ -48,7 +48,7 @@ def _swiglu_quantise_kernel(y_ptr, bias_ptr, row_expert_ptr, q_ptr, scale_ptr, s
                             ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """ROWS rows of one expert and GROUPS scale groups, one after the other. The bias is read once for all of the rows.
 
-    Neighbouring programs take neighbouring groups of the same rows: 4 to 8 % faster than neighbouring rows.
+    Neighbouring programs take neighbouring groups of the same rows, so reads and writes follow memory.
     """
     chunks: tl.constexpr = (INNER + GROUPS * 128 - 1) // (GROUPS * 128)
     first, chunk = tl.program_id(0) // chunks * ROWS, tl.program_id(0) % chunks

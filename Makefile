@@ -19,6 +19,8 @@ LEAN := -p no:nbval -p no:schemathesis
 # Neighbouring tests share what they are slow to make, so each process begins with a part of its own.
 SHARED := -n $(JOBS) --dist worksteal $(LEAN)
 REPORTS := build/reports
+# Begun first, so that no process is left with a long one at the end.
+LONGEST := $(wildcard notebooks/06_*.ipynb notebooks/10_*.ipynb notebooks/05_*.ipynb)
 
 .PHONY: run test lab lint unit interpreter sm90a notebooks browser clean
 
@@ -46,8 +48,9 @@ sm90a: $(READY) $(H200_TRITON)/.ready
 
 notebooks: $(READY)
 	mkdir -p $(REPORTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --nbval-lax --nbval-current-env \
-		--nbval-cell-timeout=120 -p no:timeout --junitxml=$(REPORTS)/notebooks.xml notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --nbval-lax \
+		--nbval-current-env --nbval-cell-timeout=120 -p no:timeout --junitxml=$(REPORTS)/notebooks.xml \
+		$(LONGEST) notebooks
 	$(BIN)/python -m tools.check_ran $(REPORTS)/notebooks.xml
 
 browser: $(READY)

@@ -191,14 +191,14 @@ DEVICE void gather(const uint8* a, uint32 data, Shared& s, int cluster, int clus
             if (kb * TILE_K + unit * 16 < K) {
 #pragma unroll
                 for (int i = 0; i < TILE_M / 8; ++i)
-                    if (from[i] >= 0) async_copy(to + i * 1024, a + from[i] + kb * TILE_K);
+                    if (from[i] >= 0) copy_async(to + i * 1024, a + from[i] + kb * TILE_K);
             }
-            async_copy_commit();
-            if (!none) { async_copy_wait<1>(); hand_over(); }
+            copy_async_commit();
+            if (!none) { copy_async_wait_all_but<1>(); hand_over(); }
             none = false;
         }
     }
-    async_copy_wait<0>();
+    copy_async_wait_all_but<0>();
     if (!none) hand_over();
 }
 

@@ -292,14 +292,14 @@ DEVICE void copy_async(uint8* to, const void* from) {
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // The same to an address in shared memory, in groups; the wait is for all but this thread's newest COUNT.
-DEVICE void async_copy(uint32 to, const void* from) {
+DEVICE void copy_async(uint32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to),
                  "l"((uint64)__cvta_generic_to_global(from)) : "memory");
 }
 
-DEVICE void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int COUNT> DEVICE void async_copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory"); }
+template <int COUNT> DEVICE void copy_async_wait_all_but() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory"); }
 
 // d [16 x 8] += a [16 x 16] . b [16 x 8], bf16 fragments in registers.
 DEVICE void multiply(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint32 b0, uint32 b1) {

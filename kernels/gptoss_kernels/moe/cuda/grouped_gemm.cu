@@ -44,6 +44,7 @@ constexpr int FIRST_STEPS = K_BLOCKS == 1 ? LAST_STEPS : 4;             // and i
 constexpr int A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SCALE_BYTES = TILE_M * 4;                                 // of A, per stage
 constexpr int OUT_BYTES = 64 * 128;                                     // staging per warpgroup: 64 rows of 128 bytes
+constexpr int BIASES = TILE_N / 32, SCALES = (K_BLOCKS + 31) / 32, TOKENS = GATHER ? TILE_M / 32 : 0;   // of a tile, per lane
 
 struct Item {
     int expert, row, n_tile, real;                                      // first row, column tile, real rows of this CTA's tile
@@ -202,7 +203,8 @@ DEVICE void gather(const uint8* a, uint32 data, Shared& s, int cluster, int clus
     if (!none) hand_over();
 }
 
-// One warp, a tile ahead: what the tile is, its bias, the scales of its weights, which rows of A it gathers.
+// One warp, a tile ahead: what the tile is, its bias, the scales of its weights, which rows of A it gathers. All of it is on
+// its way before the first of it is waited for: the first tile of a CTA waits for memory once.
 DEVICE void describe(const float* sb, const float* bias, const int* token_of, Shared& s, const int* counts, int rank,
                      int cluster, int clusters) {
     int lane = thread_index() & 31, total = s.items[EXPERTS];
@@ -210,20 +212,30 @@ DEVICE void describe(const float* sb, const float* bias, const int* token_of, Sh
     for (int index = cluster; index < total; index += clusters, turn.next()) {
         Item item = find_item(s, counts, index, rank);
         Tile& tile = s.tile[turn.index];
-        int n0 = item.n_tile * TILE_N;
-        int block = n0 / 128;
+        int n0 = item.n_tile * TILE_N, block = n0 / 128;
+        const float* start = bias + item.expert * N + n0;
         const float* scale = sb + (long long)(item.expert * N_BLOCKS + block) * K_BLOCKS;
-        barrier_wait(shared_address(&s.tile_empty[turn.index]), turn.phase ^ 1);
-        if (!item.idle) {
-            bool both = block + 1 < N_BLOCKS;
-            for (int i = lane; i < TILE_N; i += 32)
-                tile.bias[i] = HAS_BIAS && n0 + i < N ? __ldg(bias + item.expert * N + n0 + i) : 0.0f;
-            for (int i = lane; i < K_BLOCKS; i += 32) {
-                tile.scale[0][i] = __ldg(scale + i);
-                tile.scale[1][i] = both ? __ldg(scale + K_BLOCKS + i) : 0.0f;
-            }
-            for (int i = lane; GATHER && i < TILE_M; i += 32) tile.token[i] = __ldg(token_of + item.row + i);
+        float from_bias[BIASES], left[SCALES], right[SCALES];
+        int token[TOKENS + 1];
+#pragma unroll
+        for (int i = 0; i < BIASES; ++i)
+            from_bias[i] = HAS_BIAS && n0 + lane + 32 * i < N ? __ldg(start + lane + 32 * i) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < SCALES; ++i) {
+            bool real = !item.idle && lane + 32 * i < K_BLOCKS;
+            left[i] = real ? __ldg(scale + lane + 32 * i) : 0.0f;
+            right[i] = real && block + 1 < N_BLOCKS ? __ldg(scale + K_BLOCKS + lane + 32 * i) : 0.0f;
         }
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) token[i] = item.idle ? -1 : __ldg(token_of + item.row + lane + 32 * i);
+        barrier_wait(shared_address(&s.tile_empty[turn.index]), turn.phase ^ 1);
+#pragma unroll
+        for (int i = 0; i < BIASES; ++i) tile.bias[lane + 32 * i] = from_bias[i];
+#pragma unroll
+        for (int i = 0; i < SCALES; ++i)
+            if (lane + 32 * i < K_BLOCKS) { tile.scale[0][lane + 32 * i] = left[i]; tile.scale[1][lane + 32 * i] = right[i]; }
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) tile.token[lane + 32 * i] = token[i];
         if (lane == 0) tile.item = item;
         barrier_arrive_here(shared_address(&s.tile_full[turn.index]));
     }

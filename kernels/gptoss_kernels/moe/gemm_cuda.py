@@ -98,12 +98,12 @@ def grouped_gemm(
     if swiglu:
         out = torch.empty(m, n // 2, dtype=torch.float8_e4m3fn, device=a.device)
         out_scale = empty_scales(m, n // 2, a.device)
-        out_map = driver.tensor_map(out.data_ptr(), 1, m, n // 2, 64, 128)
+        out_map = driver.tensor_map(out.data_ptr(), 1, m, n // 2, 16, 128)
         b_map = driver.interleaved_map(b.data_ptr(), e * n, k)
     else:
         out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
         out_scale = a_scale                                             # passed, never written
-        out_map = driver.tensor_map(out.data_ptr(), 2, out.shape[0], n, 64, 64)
+        out_map = driver.tensor_map(out.data_ptr(), 2, out.shape[0], n, 8, 64)
         b_map = driver.tensor_map(b.data_ptr(), 1, e * n, k, columns // 2, 128)
     driver.launch(kernel, multiprocessors(device) // 2 * 2, 384, [
         a_map, b_map, out_map, a_scale, a_scale.stride(1), b_scale, b_scale if bias is None else bias, counts,

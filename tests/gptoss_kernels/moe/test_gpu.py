@@ -47,7 +47,8 @@ def dense(m, e):
     return (dequantise_blocks if m.form == "fp8" else mxfp4_decode)(m.values[e], m.scales[e])
 
 
-@pytest.mark.parametrize("sizes", [[7, 0, 130, 1], [0, 0, 900, 0], [64, 65, 128, 129], [1], [256, 300, 5, 0, 77]])
+@pytest.mark.parametrize("sizes", [[7, 0, 130, 1], [0, 0, 900, 0], [64, 65, 128, 129], [1], [256, 300, 5, 0, 77],
+                                   [3000, 2500, 0, 3100]])
 @pytest.mark.parametrize(("rows", "columns"), [(512, 256), (2944, 2880), (640, 192), (384, 128), (256, 96)])
 def test_grouped_gemm(sizes, rows, columns):
     plan = group_layout(sizes, TILE_M)

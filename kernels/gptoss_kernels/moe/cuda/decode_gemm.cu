@@ -350,7 +350,8 @@ decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* 
     let_next_start();
     __syncthreads();
     auto load = [&] {
-        if (threadIdx.x == THREADS) produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
+        if (threadIdx.x / 32 == THREADS / 32 && elect())
+            produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
     };
     auto multiply = [&] {
         consume({x, x_scale, scale_row, scale_group, token_of}, (const float*)w_scale, bias, tile_expert, tile_rows, out,

@@ -16,9 +16,9 @@
 // (128 + 64). Longer products are better: what stands between two of a warpgroup is the same for both.
 // Two CTAs form a cluster and share what they have in common, which halves its traffic from L2: two row tiles of one
 // expert share B; where an expert has an odd tile left, the two take neighbouring column tiles and share A.
-// One thread loads; rows that are gathered take two warps. One warp looks up what the next tile is and stages its bias and weight scales, so that the
-// multiplying warps never wait for global memory. A tile's results leave while the first product of the next one runs:
-// parts and accumulators are separate registers.
+// Two threads load, one weights and one rows; rows that are gathered take two warps. One warp looks up what the next tile is and
+// stages its bias and weight scales, so that the multiplying warps never wait for global memory. A tile's results leave while
+// the first product of the next one runs: parts and accumulators are separate registers.
 //
 // What is skipped: half row tiles without a real row, column blocks beyond N, and the empty half of the last K block
 // (2880 = 22.5 blocks): none of it reaches the tensor core.
@@ -43,7 +43,7 @@ constexpr int LAST_STEPS = (K - (K_BLOCKS - 1) * 128 + 31) / 32;        // produ
 constexpr int FIRST_STEPS = K_BLOCKS == 1 ? LAST_STEPS : 4;             // and in the first
 constexpr int A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SCALE_BYTES = TILE_M * 4;                                 // of A, per stage
-constexpr int OUT_BYTES = 64 * 128;                                     // staging per warpgroup: 64 rows of 128 bytes
+constexpr int WARP_OUT_BYTES = 16 * 128, OUT_BYTES = 8 * WARP_OUT_BYTES;   // staging: 16 rows of 128 bytes per multiplying warp
 constexpr int BIASES = TILE_N / 32, SCALES = (K_BLOCKS + 31) / 32, TOKENS = GATHER ? TILE_M / 32 : 0;   // of a tile, per lane
 
 struct Item {
@@ -53,7 +53,7 @@ struct Item {
 
 struct alignas(16) Tile {                                               // what the multiplying warps need to know of a tile
     float bias[TILE_N];
-    float scale[2][K_BLOCKS];                                           // of B, for its two column blocks
+    float2 scale[K_BLOCKS];                                             // of B, for its two column blocks
     Item item;
     int token[GATHER ? TILE_M : 1];                                     // row of A of each row of this CTA's tile, or -1
 };
@@ -62,11 +62,12 @@ struct Shared {                                                         // after
     float a_scale[STAGES][TILE_M];
     Tile tile[2];
     float limit;                                                        // LIMIT
+    int stride;                                                         // of A's scales, from one group to the next
     int items[EXPERTS + 1], tiles[EXPERTS + 1];                         // first work item, first row tile of an expert
     alignas(8) uint64 full[STAGES], empty[STAGES], tile_full[2], tile_empty[2];
 };
 
-constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + 2 * OUT_BYTES + (int)sizeof(Shared);
+constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + OUT_BYTES + (int)sizeof(Shared);
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a CTA can have");
 extern "C" __device__ const int grouped_gemm_shared_bytes = SHARED_BYTES;
 
@@ -130,35 +131,53 @@ template <bool SHARED> DEVICE void load_weights(const TensorMap* map, uint32 to,
     }
 }
 
-// One thread: fill the stages.
-DEVICE void produce(const TensorMap* a_map, const TensorMap* b_map, const float* sa, int sa_stride, uint32 data, Shared& s,
-                    const int* counts, int rank, int cluster, int clusters) {
+// One thread: fill(item, kb, stage) for every stage of every tile in turn, when both CTAs have read what it held.
+template <class Fill>
+DEVICE void fill_stages(Shared& s, const int* counts, int rank, int cluster, int clusters, Fill fill) {
     Turn<STAGES> turn;
-    int total = s.items[EXPERTS];
-    for (int index = cluster; index < total; index += clusters) {
+    for (int index = cluster; index < s.items[EXPERTS]; index += clusters) {
         Item item = find_item(s, counts, index, rank);
-        int b_row = item.expert * N + (item.idle ? 0 : item.n_tile) * TILE_N;
-        const float* scale = sa + item.row;
 #pragma unroll 1
-        for (int kb = 0; kb < K_BLOCKS; ++kb, turn.next(), scale += sa_stride) {
-            uint32 a = data + turn.index * STAGE_BYTES, b = a + A_BYTES, bar = shared_address(&s.full[turn.index]);
-            int k = kb * TILE_K;
+        for (int kb = 0; kb < K_BLOCKS; ++kb, turn.next()) {
             barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
-            barrier_expect(bar, (GATHER ? B_BYTES : STAGE_BYTES) + SCALE_BYTES);
-            if (item.pair) {                                            // own 128 rows of A; half of B for both CTAs
-                load_weights<true>(b_map, b + rank * (B_BYTES / 2), bar, k, b_row + rank * (TILE_N / 2));
-                if (!GATHER) {
-                    tma_load(a_map, a, bar, k, item.row);
-                    tma_load(a_map, a + A_BYTES / 2, bar, k, item.row + 64);
-                }
-            } else {                                                    // half of A for both CTAs; own 256 rows of B
-                if (!GATHER) tma_load_multicast(a_map, a + rank * (A_BYTES / 2), bar, k, item.row + rank * 64, 3);
-                load_weights<false>(b_map, b, bar, k, b_row);
-                load_weights<false>(b_map, b + B_BYTES / 2, bar, k, b_row + TILE_N / 2);
-            }
-            bulk_load(scale, shared_address(s.a_scale[turn.index]), bar, SCALE_BYTES);
+            fill(item, kb, turn.index);
         }
     }
+}
+
+// Weights, and the scales of A. Their stride comes from shared memory: ptxas would read an argument anew for each stage, and an
+// LDC among the copies costs 2 % of the whole product.
+DEVICE void produce_weights(const TensorMap* b_map, const float* sa, uint32 data, Shared& s, const int* counts, int rank,
+                            int cluster, int clusters) {
+    int stride = *(const volatile int*)&s.stride;
+    fill_stages(s, counts, rank, cluster, clusters, [&](const Item& item, int kb, int stage) {
+        uint32 b = data + stage * STAGE_BYTES + A_BYTES, bar = shared_address(&s.full[stage]);
+        int k = kb * TILE_K, row = item.expert * N + (item.idle ? 0 : item.n_tile) * TILE_N;
+        barrier_expect(bar, B_BYTES + SCALE_BYTES);
+        if (item.pair) {                                                // half of the tile for both CTAs
+            load_weights<true>(b_map, b + rank * (B_BYTES / 2), bar, k, row + rank * (TILE_N / 2));
+        } else {                                                        // own tile
+            load_weights<false>(b_map, b, bar, k, row);
+            load_weights<false>(b_map, b + B_BYTES / 2, bar, k, row + TILE_N / 2);
+        }
+        bulk_load(sa + item.row + kb * stride, shared_address(s.a_scale[stage]), bar, SCALE_BYTES);
+    });
+}
+
+// Rows of A. By a thread of their own: one that starts all copies of a stage makes the product 1 to 2 % slower.
+DEVICE void produce_rows(const TensorMap* a_map, uint32 data, Shared& s, const int* counts, int rank, int cluster,
+                         int clusters) {
+    fill_stages(s, counts, rank, cluster, clusters, [&](const Item& item, int kb, int stage) {
+        uint32 a = data + stage * STAGE_BYTES, bar = shared_address(&s.full[stage]);
+        int k = kb * TILE_K;
+        barrier_expect(bar, A_BYTES);
+        if (item.pair) {                                                // own rows
+            tma_load(a_map, a, bar, k, item.row);
+            tma_load(a_map, a + A_BYTES / 2, bar, k, item.row + 64);
+        } else {                                                        // half of them for both CTAs
+            tma_load_multicast(a_map, a + rank * (A_BYTES / 2), bar, k, item.row + rank * 64, 3);
+        }
+    });
 }
 
 // Two warps: the rows of A from wherever their tokens lie, 16 bytes a lane, swizzled as the tensor map would. The tensor core
@@ -233,7 +252,7 @@ DEVICE void describe(const float* sb, const float* bias, const int* token_of, Sh
         for (int i = 0; i < BIASES; ++i) tile.bias[lane + 32 * i] = from_bias[i];
 #pragma unroll
         for (int i = 0; i < SCALES; ++i)
-            if (lane + 32 * i < K_BLOCKS) { tile.scale[0][lane + 32 * i] = left[i]; tile.scale[1][lane + 32 * i] = right[i]; }
+            if (lane + 32 * i < K_BLOCKS) tile.scale[lane + 32 * i] = make_float2(left[i], right[i]);
 #pragma unroll
         for (int i = 0; i < TOKENS; ++i) tile.token[lane + 32 * i] = token[i];
         if (lane == 0) tile.item = item;
@@ -267,8 +286,7 @@ DEVICE void promote(float (&acc)[HELD], const float (&part)[HELD], float upper, 
     }
 }
 
-DEVICE void release(Shared& s, int stage) {                             // this warp has read the stage: tell both CTAs
-    int lane = thread_index() & 31;
+DEVICE void release(Shared& s, int stage, int lane) {                   // this warp has read the stage: tell both CTAs
     if (lane < 2) barrier_arrive(shared_address(&s.empty[stage]), lane);
 }
 
@@ -283,17 +301,17 @@ template <int STEPS> DEVICE void start_block(float (&part)[HELD], uint32 at, int
 // is done while a product runs: what stands between two products of a warpgroup is only the scaling of the first.
 template <int STEPS, bool LAST>
 DEVICE void finish_block(float (&acc)[PARTS][HELD], float (&part)[HELD], Turn<STAGES>& turn, uint32 data, Shared& s,
-                         const Tile& tile, int n0, int kb, int half, int row) {
+                         const Tile& tile, int n0, int kb, int half, int row, int lane) {
     int stage = turn.index;
     if (PARTS == 2) __syncwarp();           // else ptxas reads the scales in front of the product's last instruction
     float upper = s.a_scale[stage][row], lower = s.a_scale[stage][row + 8];
-    float left = tile.scale[0][kb], right = tile.scale[1][kb];
+    float left = tile.scale[kb].x, right = tile.scale[kb].y;
     turn.next();
     if (PARTS == 1) {                                                   // 192 columns: a block and a half, or a half and one
         if (!LAST) wait_full(turn, s);
         float middle = n0 & 64 ? right : left;
         finish_product(part);
-        release(s, stage);
+        release(s, stage, lane);
         promote<0, 32>(acc[0], part, upper * left, lower * left);
         promote<32, 64>(acc[0], part, upper * middle, lower * middle);
         promote<64, HELD>(acc[0], part, upper * right, lower * right);
@@ -304,21 +322,21 @@ DEVICE void finish_block(float (&acc)[PARTS][HELD], float (&part)[HELD], Turn<ST
             start_block<STEPS>(part, data + stage * STAGE_BYTES, half, B_BYTES / 2);
             if (!LAST) wait_full(turn, s);
             finish_product(part);
-            release(s, stage);
+            release(s, stage, lane);
             promote<0, HELD>(acc[PARTS - 1], part, upper * right, lower * right);
         } else {
-            release(s, stage);
+            release(s, stage, lane);
             if (!LAST) wait_full(turn, s);
         }
     }
 }
 
 // A warpgroup without a real row hands on the stages.
-DEVICE void skip(Turn<STAGES>& turn, Shared& s) {
+DEVICE void skip(Turn<STAGES>& turn, Shared& s, int lane) {
 #pragma unroll 1
     for (int kb = 0; kb < K_BLOCKS; ++kb, turn.next()) {
         wait_full(turn, s);
-        release(s, turn.index);
+        release(s, turn.index, lane);
     }
 }
 
@@ -334,31 +352,33 @@ DEVICE void start_accumulators(float (&acc)[PARTS][HELD], const float* bias, int
     }
 }
 
-// A warpgroup's 64 rows as bf16: 64 columns at a time to a staging buffer swizzled by 128, and off by the copy engine. What
-// lies beyond N is cut off there. Padding rows are written too: they are in this expert's tile, and nobody reads them.
-// Accumulators that are in the buffer start from the next tile's bias at once, behind its first product.
-DEVICE void finish_bf16(float (&acc)[PARTS][HELD], const TensorMap* out_map, uint32 staging, int half, int row, int n0,
+// A warp's 16 rows as bf16, 8 rows of 64 columns at a time: to one of its two buffers, swizzled by 128, and off by the copy
+// engine. What lies beyond N is cut off there. Padding rows are written too: they are in this expert's tile, and nobody reads
+// them. Accumulators that are in a buffer start from the next tile's bias at once, behind its first product.
+DEVICE void finish_bf16(float (&acc)[PARTS][HELD], const TensorMap* out_map, uint32 staging, int row, int n0, int lane,
                         const float* next_bias) {
-    int thread = thread_index() & 127, lane = thread & 31;
-    int at = thread / 32 * 16 + (lane & 15);                            // this lane addresses one row of one 8x8 matrix
+    bool leader = elect();
 #pragma unroll
     for (int column = 0; column < TILE_N; column += 64) {
-        if (thread == 0) tma_store_wait_read<0>();
-        named_sync(1 + half, 128);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {                                   // 16 columns: matrices (rows 0-7, 8-15) x (8 columns)
-            const float* x = acc[column / WIDTH] + (column % WIDTH / 16 + c) * 8;
-            uint32 unit = (c * 2 + (lane >> 4)) ^ (at & 7);
-            store_matrix_x4(staging + at * 128 + unit * 16, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
-                            pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+        for (int lower = 0; lower < 2; ++lower) {
+            uint32 buffer = staging + lower * 1024, at = buffer + (lane & 7) * 128;
+            if (leader) tma_store_wait_read<1>();
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {                               // 32 columns: four 8x8 matrices; a lane addresses one row
+                const float* x = acc[column / WIDTH] + (column % WIDTH / 32 + c) * 16 + 2 * lower;
+                store_matrix_x4(at + ((c * 4 + lane / 8) ^ (lane & 7)) * 16, pack_bf16(x[0], x[1]), pack_bf16(x[4], x[5]),
+                                pack_bf16(x[8], x[9]), pack_bf16(x[12], x[13]));
+            }
+            async_fence();
+            __syncwarp();
+            if (leader) {                                               // the buffers take turns, stored or not
+                if (n0 + column < N) (ADD ? tma_add : tma_store)(out_map, buffer, n0 + column, row + 8 * lower);
+                tma_store_commit();
+            }
         }
         start_accumulators(acc, next_bias, column, column + 64);
-        async_fence();
-        named_sync(1 + half, 128);
-        if (thread == 0 && n0 + column < N) {
-            (ADD ? tma_add : tma_store)(out_map, staging, n0 + column, row);
-            tma_store_commit();
-        }
     }
 }
 
@@ -388,25 +408,26 @@ DEVICE float over_quad(float x) {
 }
 
 // 64 columns from `column` on, four bytes at a time; rows `row` and `row + 8` are swizzled alike.
-DEVICE void stage_e4m3(const float (&h)[2][16], int column, int row, float upper, float lower, uint32 buffer) {
+DEVICE void stage_e4m3(const float (&h)[2][16], int column, int lane, float upper, float lower, uint32 buffer) {
+    int row = lane / 4;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const float* x = h[i / 4] + i % 4 * 4;
         float to = i < 4 ? upper : lower;
         uint32 word = (uint32)pack_e4m3(x[0] * to, x[1] * to) | (uint32)pack_e4m3(x[2] * to, x[3] * to) << 16;
-        int unit = (column / 16 + i % 4) ^ (row & 7);
-        store_shared(buffer + (row + i / 4 * 8) * 128 + unit * 16 + (thread_index() & 3) * 4, word);
+        int unit = (column / 16 + i % 4) ^ row;
+        store_shared(buffer + (row + i / 4 * 8) * 128 + unit * 16 + lane % 4 * 4, word);
     }
 }
 
 // limit_at: LIMIT in shared memory. Read behind a barrier, it keeps this arithmetic behind the start of the next tile's
 // product; ptxas puts it between the product's instructions otherwise.
 DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], const float* limit_at, const TensorMap* out_map,
-                          float* out_scale, int out_scale_stride, uint32 staging, int half, int first, int row, int n_tile) {
+                          float* out_scale, int out_scale_stride, uint32 staging, int row, int n_tile, int lane) {
     float h0[2][16], h1[2][16], upper = 0.0f, lower = 0.0f;
-    bool leader = (thread_index() & 127) == 0;
+    bool leader = elect();
     if (leader) tma_store_wait_read<0>();
-    named_sync(1 + half, 128);
+    __syncwarp();
     float limit = *(const volatile float*)limit_at;
     activate(acc0, h0, limit, upper, lower);
     activate(acc1, h1, limit, upper, lower);
@@ -414,14 +435,13 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], cons
     lower = over_quad(lower);
     float scale_upper = upper > 0.0f ? upper * (1.0f / 448.0f) : 1.0f, scale_lower = lower > 0.0f ? lower * (1.0f / 448.0f) : 1.0f;
     float to_upper = 1.0f / scale_upper, to_lower = 1.0f / scale_lower;
-    int q = thread_index() & 3, mine = row - 64 * half;
-    stage_e4m3(h0, 0, mine, to_upper, to_lower, staging);
-    stage_e4m3(h1, 64, mine, to_upper, to_lower, staging);
+    stage_e4m3(h0, 0, lane, to_upper, to_lower, staging);
+    stage_e4m3(h1, 64, lane, to_upper, to_lower, staging);
     async_fence();
-    named_sync(1 + half, 128);
-    if (leader) { tma_store(out_map, staging, n_tile * 128, first + 64 * half); tma_store_commit(); }
-    if (q == 0) {
-        float* at = out_scale + (long long)n_tile * out_scale_stride + first + row;
+    __syncwarp();
+    if (leader) { tma_store(out_map, staging, n_tile * 128, row); tma_store_commit(); }
+    if (lane % 4 == 0) {
+        float* at = out_scale + (long long)n_tile * out_scale_stride + row + lane / 4;
         at[0] = scale_upper;
         at[8] = scale_lower;
     }
@@ -430,7 +450,7 @@ DEVICE void finish_swiglu(const float (&acc0)[64], const float (&acc1)[64], cons
 #endif
 
 // Go on to this warpgroup's next tile with a real row; its first stage has then arrived. False: there is none.
-DEVICE bool find_tile(Turn<STAGES>& turn, Turn<2>& at, int& index, int clusters, Shared& s, int half) {
+DEVICE bool find_tile(Turn<STAGES>& turn, Turn<2>& at, int& index, int clusters, Shared& s, int half, int lane) {
 #pragma unroll 1
     for (; index < s.items[EXPERTS]; index += clusters, at.next()) {
         barrier_wait(shared_address(&s.tile_full[at.index]), at.phase);
@@ -439,7 +459,7 @@ DEVICE bool find_tile(Turn<STAGES>& turn, Turn<2>& at, int& index, int clusters,
             wait_full(turn, s);
             return true;
         }
-        skip(turn, s);
+        skip(turn, s, lane);
         barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
     }
     return false;
@@ -450,41 +470,41 @@ DEVICE bool find_tile(Turn<STAGES>& turn, Turn<2>& at, int& index, int clusters,
 // it at once.
 DEVICE void consume(const TensorMap* out_map, float* out_scale, int out_scale_stride, uint32 data,
                     uint32 staging, Shared& s, int half, int cluster, int clusters) {
-    int row = half * 64 + (thread_index() / 32 & 3) * 16 + (thread_index() & 31) / 4, index = cluster;
+    int lane = thread_index() & 31, first = thread_index() / 32 * 16, row = first + lane / 4, index = cluster;
     Turn<STAGES> turn;
     Turn<2> at;
     float acc[PARTS][HELD], part[HELD];
-    bool more = find_tile(turn, at, index, clusters, s, half);
+    bool more = find_tile(turn, at, index, clusters, s, half, lane);
     start_block<FIRST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
     start_accumulators(acc, s.tile[at.index].bias);
     while (more) {
         const Tile& tile = s.tile[at.index];
         Item item = tile.item;
         int n0 = item.n_tile * TILE_N;
-        finish_block<FIRST_STEPS, K_BLOCKS == 1>(acc, part, turn, data, s, tile, n0, 0, half, row);
+        finish_block<FIRST_STEPS, K_BLOCKS == 1>(acc, part, turn, data, s, tile, n0, 0, half, row, lane);
 #pragma unroll 1
         for (int kb = 1; kb < K_BLOCKS - 1; ++kb) {
             start_block<4>(part, data + turn.index * STAGE_BYTES, half);
-            finish_block<4, false>(acc, part, turn, data, s, tile, n0, kb, half, row);
+            finish_block<4, false>(acc, part, turn, data, s, tile, n0, kb, half, row, lane);
         }
         if (K_BLOCKS > 1) {
             start_block<LAST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
-            finish_block<LAST_STEPS, true>(acc, part, turn, data, s, tile, n0, K_BLOCKS - 1, half, row);
+            finish_block<LAST_STEPS, true>(acc, part, turn, data, s, tile, n0, K_BLOCKS - 1, half, row, lane);
         }
         barrier_arrive_here(shared_address(&s.tile_empty[at.index]));
         index += clusters;
         at.next();
-        more = find_tile(turn, at, index, clusters, s, half);
+        more = find_tile(turn, at, index, clusters, s, half, lane);
         start_block<FIRST_STEPS>(part, data + turn.index * STAGE_BYTES, half);
 #if EPILOGUE == 0
-        finish_bf16(acc, out_map, staging, half, item.row + half * 64, n0, s.tile[at.index].bias);
+        finish_bf16(acc, out_map, staging, item.row + first, n0, lane, s.tile[at.index].bias);
 #else
-        finish_swiglu(acc[0], acc[1], &s.limit, out_map, out_scale, out_scale_stride, staging, half, item.row, row, item.n_tile);
+        finish_swiglu(acc[0], acc[1], &s.limit, out_map, out_scale, out_scale_stride, staging, item.row + first, item.n_tile, lane);
         start_accumulators(acc, s.tile[at.index].bias);
 #endif
     }
     finish_product(part);
-    if ((thread_index() & 127) == 0) tma_store_wait<0>();
+    if (elect()) tma_store_wait<0>();
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
@@ -494,12 +514,12 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
              const int* token_of) {
     DYNAMIC_SHARED(raw);                      // swizzled tiles start at multiples of 1024
     uint32 data = shared_address(raw), staging = data + STAGES * STAGE_BYTES;
-    Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES + 2 * OUT_BYTES);
+    Shared& s = *(Shared*)(raw + STAGES * STAGE_BYTES + OUT_BYTES);
     int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2, warp = thread_index() / 32;
 
     if (thread_index() == 32) {
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(shared_address(&s.full[i]), GATHER ? 65 : 1);
+            barrier_init(shared_address(&s.full[i]), GATHER ? 65 : 2);
             barrier_init(shared_address(&s.empty[i]), 16);              // eight warps of each CTA of the cluster
         }
         for (int i = 0; i < 2; ++i) {
@@ -508,7 +528,7 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         }
         barrier_init_fence();
     }
-    if (thread_index() == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); }
+    if (thread_index() == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); s.stride = sa_stride; }
 #if EPILOGUE == 1
     if (thread_index() == 96) s.limit = LIMIT;
 #endif
@@ -520,13 +540,17 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
 
     if (warp >= 8) {
         registers_shrink<56>();
-        if (thread_index() == 256) produce(&a_map, &b_map, sa, sa_stride, data, s, counts, rank, cluster, clusters);
+        if (warp == 8 && elect()) produce_weights(&b_map, sa, data, s, counts, rank, cluster, clusters);
         if (warp == 9) describe(sb, bias, token_of, s, counts, rank, cluster, clusters);
-        if (GATHER && warp >= 10) gather(a, data, s, cluster, clusters);
+#if GATHER
+        if (warp >= 10) gather(a, data, s, cluster, clusters);
+#else
+        if (warp == 10 && elect()) produce_rows(&a_map, data, s, counts, rank, cluster, clusters);
+#endif
     } else {
         registers_grow<224>();
         int half = __shfl_sync(~0u, warp / 4, 0);
-        consume(&out_map, out_scale, out_scale_stride, data, staging + half * OUT_BYTES, s, half, cluster, clusters);
+        consume(&out_map, out_scale, out_scale_stride, data, staging + warp * WARP_OUT_BYTES, s, half, cluster, clusters);
     }
     __syncthreads();
     cluster_sync();                                                     // nobody leaves while the other may still write here

@@ -19,6 +19,13 @@ DEVICE uint32 shared_address(const void* p) { return (uint32)__cvta_generic_to_s
 // Read anew at each use: kept in a register across setmaxnreg it would be spilled.
 DEVICE int thread_index() { int i; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i)); return i; }
 
+// One lane of a whole warp, always the same. What only it does needs no loop over the lanes, as `lane == 0` would get.
+DEVICE bool elect() {
+    uint32 is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+    return is;
+}
+
 DEVICE uint32 cluster_rank() { uint32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 
 DEVICE void cluster_sync() {

@@ -84,6 +84,7 @@ inline int lane_of() { return threadIdx.x % 32; }
 inline void meet() { warps[warp_of()].arrive_and_wait(); }
 inline void __syncthreads() { cta.arrive_and_wait(); }
 inline void __syncwarp() { meet(); }
+inline bool elect() { return lane_of() == 0; }
 inline void named_sync(int, int) { named.arrive_and_wait(); }           // one name; as many threads as run_grid is told
 inline int min(int a, int b) { return a < b ? a : b; }
 inline uint2 make_uint2(uint32 x, uint32 y) { return {x, y}; }

@@ -1,38 +1,67 @@
 """The Hopper kernels compiled for sm_90a without a GPU: gpt-oss's specialisations, no spill, registers in budget."""
 import ctypes
+import re
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.decode_cuda import TUNED, Tuning, decode_defines
 from gptoss_kernels.moe.few_cuda import few_defines
 from gptoss_kernels.moe.gemm_cuda import check_gathered, check_out, gemm_defines
 
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 # 384 threads a CTA: at most 168 registers each at the start; the multiplying warpgroups then take 224.
 GEMM_REGISTERS, DECODE_REGISTERS = 168, 168
 SHAPES = [(5760, True, True), (5760, False, True), (2880, False, True), (2880, False, False), (2944, True, True)]
 
 
+def tight_loops(code, folder, around, most=300):
+    """Of a kernel's loops of at most so many instructions, each that is the shortest around an instruction `around`."""
+    (folder / "kernel.cubin").write_bytes(code)
+    done = subprocess.run([DISASSEMBLER, "-c", folder / "kernel.cubin"], capture_output=True, text=True, check=True)
+    lines = [re.sub(r"/\*.*?\*/", "", line).strip() for line in done.stdout.splitlines()]
+    labels = {line[:-1]: at for at, line in enumerate(lines) if line.startswith(".L_x_") and line.endswith(":")}
+    jumps = [(labels[to[1]], at) for at, line in enumerate(lines) if (to := re.search(r"BRA.*`\((\.L_x_\d+)\)", line))]
+    loops = sorted((jump for jump in jumps if 0 < jump[1] - jump[0] <= most), key=lambda loop: loop[1] - loop[0])
+    places = [i for i, line in enumerate(lines) if around in line]
+    found = {next((loop for loop in loops if loop[0] < i < loop[1]), (0, 0)) for i in places}
+    return [lines[begin:end] for begin, end in sorted(found - {(0, 0)})]
+
+
+def check_loops(code, folder):
+    """No argument is read where stages are filled or multiplied: one such read in the loop that starts the copies cost 2 %
+    of the product. And one thread's copies need no loop over the lanes."""
+    products, copies = (tight_loops(code, folder, around) for around in ("QGMMA", "UTMALDG"))
+    assert len(products) == 1 and copies
+    for body in products + copies:
+        assert not [line for line in body if re.search(r"\bLDC\b|ELECT", line)]
+
+
 @needs_nvcc
 @pytest.mark.parametrize(("n", "swiglu", "bias", "experts"), [*((*shape, 128) for shape in SHAPES), (*SHAPES[0], 32)])
-def test_grouped_gemm(n, swiglu, bias, experts):
-    _, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(n, 2880, experts, swiglu=swiglu, bias=bias)))
+def test_grouped_gemm(n, swiglu, bias, experts, tmp_path):
+    code, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(n, 2880, experts, swiglu=swiglu, bias=bias)))
     print("grouped_gemm", n, swiglu, bias, experts, used)
     assert used["spill_stores"] == used["spill_loads"] == 0
     assert used["registers"] <= GEMM_REGISTERS
+    check_loops(code, tmp_path)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("experts", [32, 128])
-def test_grouped_gemm_that_gathers(experts):
+def test_grouped_gemm_that_gathers(experts, tmp_path):
     """16 rows' places a lane in the two warps that gather, out of 56 registers."""
-    _, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(5760, 2880, experts, swiglu=True, bias=True,
+    code, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(5760, 2880, experts, swiglu=True, bias=True,
                                                                        gather=True)))
     print("grouped_gemm that gathers", experts, used)
     assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= GEMM_REGISTERS
+    check_loops(code, tmp_path)
 
 
 @needs_nvcc

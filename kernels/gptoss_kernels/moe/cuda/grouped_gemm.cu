@@ -62,7 +62,8 @@ struct Shared {                                                         // after
     float a_scale[STAGES][TILE_M];
     Tile tile[2];
     float limit;                                                        // LIMIT
-    int stride;                                                         // of A's scales, from one group to the next
+    int scale_stride;                                                   // of A's scales, from one group to the next
+    const float* scales;                                                // of A
     int items[EXPERTS + 1], tiles[EXPERTS + 1];                         // first work item, first row tile of an expert
     alignas(8) uint64 full[STAGES], empty[STAGES], tile_full[2], tile_empty[2];
 };
@@ -145,11 +146,12 @@ DEVICE void fill_stages(Shared& s, const int* counts, int rank, int cluster, int
     }
 }
 
-// Weights, and the scales of A. Their stride comes from shared memory: ptxas would read an argument anew for each stage, and an
-// LDC among the copies costs 2 % of the whole product.
-DEVICE void produce_weights(const TensorMap* b_map, const float* sa, uint32 data, Shared& s, const int* counts, int rank,
-                            int cluster, int clusters) {
-    int stride = *(const volatile int*)&s.stride;
+// Weights, and the scales of A. Where these are comes from shared memory: ptxas would read the arguments anew for each stage,
+// and an LDC among the copies costs 2 % of the whole product.
+DEVICE void produce_weights(const TensorMap* b_map, uint32 data, Shared& s, const int* counts, int rank, int cluster,
+                            int clusters) {
+    const float* scales = *(const float* volatile*)&s.scales;
+    int stride = *(volatile int*)&s.scale_stride;
     fill_stages(s, counts, rank, cluster, clusters, [&](const Item& item, int kb, int stage) {
         uint32 b = data + stage * STAGE_BYTES + A_BYTES, bar = shared_address(&s.full[stage]);
         int k = kb * TILE_K, row = item.expert * N + (item.idle ? 0 : item.n_tile) * TILE_N;
@@ -160,7 +162,7 @@ DEVICE void produce_weights(const TensorMap* b_map, const float* sa, uint32 data
             load_weights<false>(b_map, b, bar, k, row);
             load_weights<false>(b_map, b + B_BYTES / 2, bar, k, row + TILE_N / 2);
         }
-        bulk_load(sa + item.row + kb * stride, shared_address(s.a_scale[stage]), bar, SCALE_BYTES);
+        bulk_load(scales + item.row + kb * stride, shared_address(s.a_scale[stage]), bar, SCALE_BYTES);
     });
 }
 
@@ -528,7 +530,12 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
         }
         barrier_init_fence();
     }
-    if (thread_index() == 64) { tma_prefetch_map(&a_map); tma_prefetch_map(&b_map); s.stride = sa_stride; }
+    if (thread_index() == 64) {
+        tma_prefetch_map(&a_map);
+        tma_prefetch_map(&b_map);
+        s.scales = sa;
+        s.scale_stride = sa_stride;
+    }
 #if EPILOGUE == 1
     if (thread_index() == 96) s.limit = LIMIT;
 #endif
@@ -540,7 +547,7 @@ grouped_gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Te
 
     if (warp >= 8) {
         registers_shrink<56>();
-        if (warp == 8 && elect()) produce_weights(&b_map, sa, data, s, counts, rank, cluster, clusters);
+        if (warp == 8 && elect()) produce_weights(&b_map, data, s, counts, rank, cluster, clusters);
         if (warp == 9) describe(sb, bias, token_of, s, counts, rank, cluster, clusters);
 #if GATHER
         if (warp >= 10) gather(a, data, s, cluster, clusters);

@@ -52,8 +52,8 @@ def times_table(rows: Iterable[Row], names: Sequence[str], origin: str = "record
 def bias_costs(rows: Iterable[Row]) -> list[tuple[str, float, float, list[float]]]:
     """(case, us with the bias, us without, what it costs in % round by round, ascending) of our kernel.
 
-    In a round both run within milliseconds of one another, so a round's ratio does not know the clocks, which move from
-    round to round, by 20 % in the longest cases.
+    In a round both run within milliseconds of one another, behind nothing but themselves, so a round's ratio hardly
+    knows the clocks, which move from round to round.
     """
     last = {(row["case"], row["backend"]): row for row in rows if row["metric"] == "microseconds" and row["value"]}
     found = []

@@ -35,8 +35,8 @@ def tight_loops(code, folder, around, most=300):
 
 
 def check_loops(code, folder):
-    """No argument is read where stages are filled or multiplied: one such read in the loop that starts the copies cost 2 %
-    of the product. And one thread's copies need no loop over the lanes."""
+    """No argument is read where stages are filled or multiplied: one such read in the loop that starts the copies costs
+    2 % of the product. And one thread's copies need no loop over the lanes."""
     products, copies = (tight_loops(code, folder, around) for around in ("QGMMA", "UTMALDG"))
     assert len(products) == 1 and copies
     for body in products + copies:

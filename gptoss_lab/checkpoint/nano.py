@@ -9,9 +9,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gptoss_lab.cache import cache_folder
+from gptoss_lab.cache import cache_folder, made_once
 from gptoss_lab.checkpoint.compact import expand
-from gptoss_lab.checkpoint.errors import CheckpointError
 from gptoss_lab.checkpoint.reader import open_checkpoint
 from gptoss_lab.checkpoint.synth import synth
 from gptoss_lab.config import preset
@@ -44,7 +43,7 @@ def ensure_nano(seed: int = 0) -> Path:
         return _expanded(trained, "nano-trained")
     config = preset("nano")
     digest = hashlib.sha256(json.dumps([_FORM, config.to_hf_dict()], sort_keys=True).encode()).hexdigest()[:8]
-    return _made_once(
+    return _checked(
         cache_folder() / f"nano-seed{seed}-{digest}", lambda path: synth(config, path, seed=seed)
     )
 
@@ -58,19 +57,10 @@ def ensure_nano_draft() -> Path | None:
 def _expanded(compact: Path, name: str) -> Path:
     """A compact file's folder in the cache; its name holds a digest of the file."""
     digest = hashlib.sha256(compact.read_bytes()).hexdigest()[:12]
-    return _made_once(cache_folder() / f"{name}-{digest}", lambda path: expand(compact, path))
+    return _checked(cache_folder() / f"{name}-{digest}", lambda path: expand(compact, path))
 
 
-def _made_once(path: Path, make: Callable[[Path], object]) -> Path:
-    """The checkpoint at `path`, made there if it is absent.
-
-    Two processes may ask at once: each writes its own folder and the first to finish gives it the name.
-    """
-    if not path.exists():
-        try:
-            make(path)
-        except CheckpointError:
-            if not path.exists():
-                raise
-    open_checkpoint(path)
+def _checked(path: Path, make: Callable[[Path], object]) -> Path:
+    """The checkpoint at `path`, made there if it is absent."""
+    open_checkpoint(made_once(path, make))
     return path

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import gptoss_kernels
-from gptoss_lab.cache import cache_folder
-from gptoss_lab.checkpoint import CheckpointError, open_checkpoint, synth
+from gptoss_lab.cache import cache_folder, made_once
+from gptoss_lab.checkpoint import open_checkpoint, synth
 from gptoss_lab.config import ModelConfig, preset
 from gptoss_lab.engine import Engine, SamplingParams
 from gptoss_lab.engine.disaggregation import Disaggregated
@@ -42,14 +42,7 @@ def small_checkpoint() -> Path:
     """Its folder, made at first use."""
     config = small_config()
     digest = hashlib.sha256(json.dumps(config.to_hf_dict(), sort_keys=True).encode()).hexdigest()[:8]
-    path = cache_folder() / f"parallel-small-{digest}"
-    if not path.exists():
-        try:
-            synth(config, path)
-        except CheckpointError:
-            if not path.exists():
-                raise
-    return path
+    return made_once(cache_folder() / f"parallel-small-{digest}", lambda path: synth(config, path))
 
 
 def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gptoss_lab.cache import cache_folder
+from gptoss_lab.cache import cache_folder, made_once
 from gptoss_lab.checkpoint import Checkpoint, CheckpointError, ensure_nano, open_checkpoint
 from gptoss_lab.checkpoint.convert import MANIFEST_NAME, convert
 from gptoss_lab.checkpoint.nano import trained_nano
@@ -79,8 +79,7 @@ def fp8_copy(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in checkpoint.files]
     mark = hashlib.sha256(repr((str(checkpoint.path.resolve()), stats)).encode()).hexdigest()[:12]
     target = cache_folder() / "fp8" / f"{checkpoint.config.name}-{mark}"
-    if not target.exists():
-        convert(checkpoint.path, target, device=device())
+    made_once(target, lambda path: convert(checkpoint.path, path, device=device()))
     return open_checkpoint(target), json.loads((target / MANIFEST_NAME).read_text(encoding="utf-8"))
 
 

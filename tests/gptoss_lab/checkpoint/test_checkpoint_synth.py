@@ -185,7 +185,7 @@ def test_nano_is_made_once(tiny_nano, tmp_path, monkeypatch):
 
 
 def test_nano_lost_race(tiny_nano, monkeypatch):
-    """Another process gives its folder the name first: that one is used, ours leaves nothing behind."""
+    """A process that no lock holds gives its folder the name first: that one is used, ours leaves nothing behind."""
     synth_module = importlib.import_module("gptoss_lab.checkpoint.synth")
     publish = synth_module.publish
 
@@ -195,7 +195,8 @@ def test_nano_lost_race(tiny_nano, monkeypatch):
 
     monkeypatch.setattr(synth_module, "publish", late)
     path = nano.ensure_nano()
-    assert open_checkpoint(path).config == SMALL and list(path.parent.iterdir()) == [path]
+    assert open_checkpoint(path).config == SMALL
+    assert sorted(path.parent.iterdir()) == [path, path.with_name(f"{path.name}.lock")]
 
 
 def test_nano_prefers_the_trained_one(tiny_nano, monkeypatch, tmp_path):

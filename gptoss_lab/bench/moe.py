@@ -288,10 +288,11 @@ def _touched(states: Sequence[torch.Tensor], layer: Any) -> float:
 def _in_turn(runs: Mapping[str, Run], repetitions: int) -> dict[str, list[float]]:
     """Seconds of every run. What a bias costs is less than what the clocks do from round to round, so a product with
     its bias and without takes turns with nothing else: what ran before it is always itself."""
-    pairs = {run.kernel for run in runs.values() if run.kernel.endswith(BIAS_OR_NONE)}
+    together: dict[str, dict[str, Callable[[], Any]]] = {}
+    for name, run in runs.items():
+        together.setdefault(run.kernel if run.kernel.endswith(BIAS_OR_NONE) else "", {})[name] = run.call
     readings: dict[str, list[float]] = {}
-    for pair in (None, *sorted(pairs)):
-        calls = {name: run.call for name, run in runs.items() if (run.kernel if run.kernel in pairs else None) == pair}
+    for pair, calls in together.items():
         readings |= timing.interleaved(calls, repetitions * (PAIRED if pair else 1))
     return {name: [t / run.divisor for t in readings[name]] for name, run in runs.items()}
 

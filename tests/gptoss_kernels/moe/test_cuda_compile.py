@@ -21,23 +21,28 @@ GEMM_REGISTERS, DECODE_REGISTERS = 168, 168
 SHAPES = [(5760, True, True), (5760, False, True), (2880, False, True), (2880, False, False), (2944, True, True)]
 
 
-def tight_loops(code, folder, around, most=300):
-    """Of a kernel's loops of at most so many instructions, each that is the shortest around an instruction `around`."""
-    (folder / "kernel.cubin").write_bytes(code)
+def machine_code(cubin, folder):
+    """The lines of a kernel's machine code: labels and instructions."""
+    (folder / "kernel.cubin").write_bytes(cubin)
     done = subprocess.run([DISASSEMBLER, "-c", folder / "kernel.cubin"], capture_output=True, text=True, check=True)
-    lines = [re.sub(r"/\*.*?\*/", "", line).strip() for line in done.stdout.splitlines()]
+    return [re.sub(r"/\*.*?\*/", "", line).strip() for line in done.stdout.splitlines()]
+
+
+def tight_loops(lines, around, most=300):
+    """Of a kernel's loops of at most so many instructions, each that is the shortest around an instruction `around`."""
     labels = {line[:-1]: at for at, line in enumerate(lines) if line.startswith(".L_x_") and line.endswith(":")}
     jumps = [(labels[to[1]], at) for at, line in enumerate(lines) if (to := re.search(r"BRA.*`\((\.L_x_\d+)\)", line))]
     loops = sorted((jump for jump in jumps if 0 < jump[1] - jump[0] <= most), key=lambda loop: loop[1] - loop[0])
     places = [i for i, line in enumerate(lines) if around in line]
-    found = {next((loop for loop in loops if loop[0] < i < loop[1]), (0, 0)) for i in places}
-    return [lines[begin:end] for begin, end in sorted(found - {(0, 0)})]
+    shortest = {next((loop for loop in loops if loop[0] < i < loop[1]), None) for i in places}
+    return [lines[begin:end] for begin, end in sorted(filter(None, shortest))]
 
 
 def check_loops(code, folder):
     """No argument is read where stages are filled or multiplied: one such read in the loop that starts the copies costs
     2 % of the product. And one thread's copies need no loop over the lanes."""
-    products, copies = (tight_loops(code, folder, around) for around in ("QGMMA", "UTMALDG"))
+    lines = machine_code(code, folder)
+    products, copies = tight_loops(lines, "QGMMA"), tight_loops(lines, "UTMALDG")
     assert len(products) == 1 and copies
     for body in products + copies:
         assert not [line for line in body if re.search(r"\bLDC\b|ELECT", line)]
@@ -57,8 +62,8 @@ def test_grouped_gemm(n, swiglu, bias, experts, tmp_path):
 @pytest.mark.parametrize("experts", [32, 128])
 def test_grouped_gemm_that_gathers(experts, tmp_path):
     """16 rows' places a lane in the two warps that gather, out of 56 registers."""
-    code, used = driver.compile_nvcc("grouped_gemm.cu", dict(gemm_defines(5760, 2880, experts, swiglu=True, bias=True,
-                                                                       gather=True)))
+    defines = dict(gemm_defines(5760, 2880, experts, swiglu=True, bias=True, gather=True))
+    code, used = driver.compile_nvcc("grouped_gemm.cu", defines)
     print("grouped_gemm that gathers", experts, used)
     assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= GEMM_REGISTERS
     check_loops(code, tmp_path)

@@ -13,8 +13,8 @@ def test_a_product_with_its_bias_and_without_takes_turns_with_itself_alone(monke
     pair = "gemm1" + moe.BIAS_OR_NONE
     runs = {f"{run.kernel}|{run.backend}": run for run in (
         moe.Run("gemm1", "cuda", lambda: 1.0), moe.Run("gemm1", "deepgemm", lambda: 2.0),
-        moe.Run(pair, "cuda", lambda: 3.0),
-        moe.Run(pair, "cuda without bias", lambda: 4.0), moe.Run("layer", "cuda", lambda: 8.0, divisor=4))}
+        moe.Run(pair, "cuda", lambda: 3.0), moe.Run(pair, "cuda without bias", lambda: 4.0),
+        moe.Run("layer", "cuda", lambda: 8.0, divisor=4))}
     readings = moe._in_turn(runs, 2)
     assert together == [{"gemm1|cuda", "gemm1|deepgemm", "layer|cuda"}, {f"{pair}|cuda", f"{pair}|cuda without bias"}]
     assert list(readings) == list(runs)

@@ -87,6 +87,8 @@ def decode_gemm(
                          "float8_e4m3fn are needed")
     if not (x.is_contiguous() and values.is_contiguous() and scales.is_contiguous() and bias.is_contiguous()):
         raise ValueError("decode_gemm: x, weights, scales and bias must be contiguous; one of them is not")
+    if scales.data_ptr() % 16 or bias.data_ptr() % 16:
+        raise ValueError("decode_gemm: scales or bias do not begin at a multiple of 16 bytes; both must")
     device = x.device.index or 0
     kernel = _kernel(n, k, matrices.form, swiglu, alpha, limit, device)
     rows, out_scale = routing.rows, x_scale                             # passed, not written without swiglu
@@ -96,7 +98,7 @@ def decode_gemm(
     else:
         out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
     driver.launch(kernel, gemm_cuda.multiprocessors(device), TUNED[matrices.form].threads, [
-        driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128), x, x_scale, *x_scale.stride(),
+        driver.tensor_map(values.data_ptr(), 1, e * n, row_bytes, 64, 128, fetch=128), x, x_scale, *x_scale.stride(),
         routing.token_of if gather else 0, scales, bias, routing.tile_expert, routing.tile_rows,
         routing.tile_expert.shape[0], out, out_scale, out_scale.stride(1)], overlapping)
     return (out, out_scale) if swiglu else out

@@ -23,29 +23,36 @@ extern "C" void run(int blocks, const void* w, int w_rows, const void* x, const 
              (const int*)tile_rows, tiles, out, (float*)out_scale, out_scale_stride);
 }
 """
-N, K, E = 320, 320, 3                       # the last item and the last 128 columns are half
-TILES = [(2, 3), (0, 16), (0, 5), (-1, 0)]  # expert and rows: narrow, full, more of the same expert, nothing
-FORMS = [("fp8", TUNED["fp8"]), ("mxfp4", Tuning()), ("mxfp4", TUNED["mxfp4"])]
+N, E = 320, 3                               # the last item is half
+TILES = {                                   # expert and rows
+    "an expert has two tiles": [(2, 3), (0, 16), (0, 5), (-1, 0)],
+    "each has one": [(1, 9), (2, 3), (0, 16), (-1, 0)],
+    "there is none": [(-1, 0)] * 4,
+}
+FORMS = [                                   # and K; of 1856, as of 2880, the last stage holds 64
+    ("fp8", TUNED["fp8"], 320), ("mxfp4", Tuning(), 320), ("mxfp4", TUNED["mxfp4"], 1856),
+]
 
 
-def matrices(form, g):
+def matrices(form, k, g):
     if form == "fp8":
-        values = (40 * torch.randn(E, N, K, generator=g)).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return ExpertMatrices(form, values, torch.rand(E, -(-N // 128), -(-K // 128), generator=g) / 64)
-    codes = torch.randint(0, 256, (E, N, K // 32, 16), generator=g, dtype=torch.uint8)
+        values = (40 * torch.randn(E, N, k, generator=g)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return ExpertMatrices(form, values, torch.rand(E, -(-N // 128), -(-k // 128), generator=g) / 64)
+    codes = torch.randint(0, 256, (E, N, k // 32, 16), generator=g, dtype=torch.uint8)
     return ExpertMatrices(form, codes, torch.randint(116, 121, codes.shape[:3], generator=g, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("is_swiglu", [True, False])
-@pytest.mark.parametrize(("form", "tuning"), FORMS)
-def test_decode_gemm(on_host, form, tuning, is_swiglu):
+@pytest.mark.parametrize(("form", "tuning", "k"), FORMS)
+def test_decode_gemm(on_host, form, tuning, k, is_swiglu, tiles):
     g = torch.Generator().manual_seed(tuning.threads)
-    w, rows = matrices(form, g), len(TILES) * TILE
-    x, x_scale = quantise_groups(torch.randn(7 if is_swiglu else rows, K, generator=g))
+    w, rows = matrices(form, k, g), len(tiles) * TILE
+    x, x_scale = quantise_groups(torch.randn(7 if is_swiglu else rows, k, generator=g))
     token_of = torch.randint(0, 7, (rows,), generator=g, dtype=torch.int32)
     bias = torch.randn(E, N, generator=g)
-    expert, real = (torch.tensor(column, dtype=torch.int32) for column in zip(*TILES, strict=True))
-    defines = decode_defines(N, K, form, swiglu=is_swiglu, tuning=tuning)
+    expert, real = (torch.tensor(column, dtype=torch.int32) for column in zip(*tiles, strict=True))
+    defines = decode_defines(N, k, form, swiglu=is_swiglu, tuning=tuning)
     run = on_host("decode_gemm.cu", RUN, defines).run
     out = torch.full((rows, N // 2), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)      # NaN
     out_scale = torch.full((-(-N // 256), rows), torch.nan)
@@ -55,9 +62,9 @@ def test_decode_gemm(on_host, form, tuning, is_swiglu):
         ctypes.c_void_p(t.data_ptr()) for t in
         (w.values, x, x_scale, token_of, w.scales, bias, expert, real, out, out_scale))
     run(2, values, E * N, given, given_scale, *map(ctypes.c_longlong, x_scale.stride()),
-        gathered if is_swiglu else None, scales, biases, experts, reals, len(TILES), y, y_scale, rows)
+        gathered if is_swiglu else None, scales, biases, experts, reals, len(tiles), y, y_scale, rows)
     wide = dequantise_groups(x, x_scale)
-    for tile, (e, count) in enumerate(TILES):
+    for tile, (e, count) in enumerate(tiles):
         at = torch.arange(tile * TILE, tile * TILE + count)
         exact = wide[token_of[at].long() if is_swiglu else at] @ dense_matrix(w, e, torch.float32).T + bias[e]
         ours = out[at].float()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -357,7 +358,8 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_interrupted_chat_ends_with_130_and_one_line():
     command = [*PROGRAM, "chat", "--checkpoint", str(TINY / "hf"), "--device", "cpu"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)     # tests in the background have it ignored
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=listens) as process:
         wait_until_it_waits(Path(f"/proc/{process.pid}"))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

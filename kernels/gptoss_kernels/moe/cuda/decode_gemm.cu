@@ -13,6 +13,9 @@
 // that operand may also come from. All 32 columns of a product are one MXFP4 group; which k a byte belongs to does not
 // matter to a product as long as both operands agree, so the tokens of a group are laid out evens first, then odds.
 //
+// A CTA's work items lie side by side, so a tile's tokens come to shared memory once or twice a CTA, not with every item.
+// MXFP4 is bound by how many instructions a stage takes (122, 56 of which unpack): what its loop can know before, it does.
+//
 // The second product of a layer may be launched while the first still runs: then its weights are already on their way when
 // the tokens come. That is safe because the tables of the routing were complete before the first product began.
 //
@@ -32,25 +35,37 @@ static_assert(SHARES == 1 || FORM == 1, "a stage of e4m3 is not shared");
 constexpr int K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, N_TILES = (N + ROWS - 1) / ROWS;
 constexpr int ROW_BYTES = FORM == 0 ? K : K / 2, GROUPS = K / 32, LAST_GROUPS = GROUPS % 4 ? GROUPS % 4 : 4;
 constexpr int ITEM_STAGES = (ROW_BYTES + 127) / 128, STAGE_BYTES = ROWS * 128;
-constexpr int STAGES = 131072 / STAGE_BYTES + (FORM == 0 ? 32768 / STAGE_BYTES : 0);
-constexpr int PRODUCT_BYTES = TOKENS * 32;                              // tokens of one product: 4 matrices of 8 x 16 bytes
-constexpr int SCALE_BYTES = FORM == 0 ? 16 : ROWS * GROUPS;             // MXFP4 scales of an item
+constexpr int MOST_STAGES = (FORM == 0 ? 163840 : 131072) / STAGE_BYTES;
+constexpr int PRODUCT_BYTES = 8 * 32;                                   // eight tokens of one product: 2 matrices of 8 x 16 bytes
+constexpr int EIGHT_TOKENS = K_BLOCKS * 4 * PRODUCT_BYTES;              // of all products
+
+using Results = float[SHARES * ROWS][TOKENS + 1];
+union Scales {                                                          // an item's, of MXFP4, and when they have done
+    alignas(16) uint8 of[FORM == 0 ? 16 : ROWS * GROUPS];               // their work, its results
+    Results y;
+};
 
 struct Shared {                                                         // after the stages
-    union {
-        alignas(128) uint8 x[K_BLOCKS * 4 * PRODUCT_BYTES];
-        float y[ROWS][TOKENS + 1];
-    };
-    alignas(16) uint8 w_scale[FORM == 0 ? 1 : 2][SCALE_BYTES];
+    alignas(128) uint8 x[TOKENS / 8 * EIGHT_TOKENS];
+    alignas(16) float bias[2][ROWS];                                    // of an item and the next
+    Scales scales[FORM == 0 ? 1 : 2];
     float x_scale[K_BLOCKS][TOKENS];
-    int live;
-    alignas(8) uint64 full[STAGES], empty[STAGES], scale_full[2], scale_empty[2];
+    int live, step;                                                     // tiles with rows; from one item of a CTA to the next
+    alignas(8) uint64 full[MOST_STAGES], empty[MOST_STAGES], beside_full[2], beside_empty[2];
 };
+constexpr int ROOM = (232448 - (int)sizeof(Shared)) / STAGE_BYTES, STAGES = ROOM < MOST_STAGES ? ROOM : MOST_STAGES;
+static_assert(STAGES > 1, "K is too large for the shared memory of a multiprocessor");
+constexpr int BLOCK = FORM == 1 && ITEM_STAGES % 4 == 0 && STAGES % 4 == 0 ? 4 : 1;    // stages a constant apart
 extern "C" __device__ const int decode_gemm_shared_bytes = STAGES * STAGE_BYTES + sizeof(Shared);
 
 // Eight codes to eight e4m3 numbers (times 2^-6): the low nibbles of the four bytes, and the high ones.
 DEVICE uint32 decode_low(uint32 w) { return (w << 4 & 0x80808080u) | (w << 2 & 0x1C1C1C1Cu); }
 DEVICE uint32 decode_high(uint32 w) { return (w & 0x80808080u) | (w >> 2 & 0x1C1C1C1Cu); }
+
+// A descriptor so many bytes further: its address is in the lower word, without a carry.
+DEVICE uint64 moved(uint64 descriptor, uint32 bytes) {
+    return (descriptor & 0xFFFFFFFF00000000ull) | ((uint32)descriptor + (bytes >> 4));
+}
 
 DEVICE float power_of_two(uint32 biased) { return __uint_as_float(biased << 23); }
 
@@ -59,26 +74,42 @@ template <int SIZE> struct Turn {                                       // whose
     DEVICE void next() { if (++index == SIZE) { index = 0; phase ^= 1; } }
 };
 
-// One warp: how many tiles there are. They are the first ones, so counting the owned ones is enough.
-DEVICE int count_tiles(const int* tile_expert, int tiles) {
-    int mine = 0;
-    for (int i = threadIdx.x & 31; i < tiles; i += 32) mine += tile_expert[i] >= 0;
-    for (int d = 16; d; d /= 2) mine += __shfl_xor_sync(~0u, mine, d);
-    return mine;
+// One warp: how many tiles there are (they are the first ones), and whether an expert has two.
+DEVICE void look_at_tiles(Shared& s, const int* tile_expert, int tiles) {
+    int lane = threadIdx.x & 31, mine = 0, again = 0;
+    for (int i = lane; i < tiles; i += 32) {
+        int e = tile_expert[i];
+        mine += e >= 0;
+        again |= e >= 0 && i > 0 && tile_expert[i - 1] == e;
+    }
+    for (int d = 16; d; d /= 2) mine += __shfl_xor_sync(~0u, mine, d), again |= __shfl_xor_sync(~0u, again, d);
+    if (lane == 0) s.live = mine, s.step = again ? gridDim.x : 1;
 }
 
-DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_expert, uint32 data, Shared& s) {
+// A CTA's items, one beside the other: its tokens change with the tile, once or twice. Where an expert has two tiles, all
+// CTAs go through the items together instead, and weights that come a second time come from the L2.
+struct Items {
+    int first, end, step;
+    DEVICE explicit Items(const Shared& s) : first(blockIdx.x), end(s.live * N_TILES), step(s.step) {
+        if (step > 1) return;
+        first = (int)(blockIdx.x * (long long)(s.live * N_TILES) / gridDim.x);
+        end = (int)((blockIdx.x + 1) * (long long)(s.live * N_TILES) / gridDim.x);
+    }
+};
+
+DEVICE void produce(const TensorMap* map, const uint8* w_scale, const float* bias, const int* tile_expert, uint32 data, Shared& s) {
+    constexpr int SCALES = FORM == 0 ? 0 : GROUPS;                      // of a weight row
     Turn<STAGES> turn;
     Turn<2> at;
-    for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
+    Items items(s);
+    for (int item = items.first; item < items.end; item += items.step, at.next()) {
         int e = __ldg(tile_expert + item / N_TILES), n0 = item % N_TILES * ROWS, rows = min(ROWS, N - n0);
-        if (FORM == 1) {
-            uint32 bar = shared_address(&s.scale_full[at.index]);
-            barrier_wait(shared_address(&s.scale_empty[at.index]), at.phase ^ 1);
-            barrier_expect(bar, rows * GROUPS);
-            bulk_load(w_scale + ((long long)e * N + n0) * GROUPS, shared_address(s.w_scale[at.index]), bar, rows * GROUPS);
-            at.next();
-        }
+        long long row = (long long)e * N + n0;
+        uint32 beside = shared_address(&s.beside_full[at.index]);
+        barrier_wait(shared_address(&s.beside_empty[at.index]), at.phase ^ 1);
+        barrier_expect(beside, rows * (SCALES + 4));
+        bulk_load(bias + row, shared_address(s.bias[at.index]), beside, rows * 4);
+        if (FORM == 1) bulk_load(w_scale + row * GROUPS, shared_address(s.scales[at.index].of), beside, rows * GROUPS);
 #pragma unroll 1
         for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
             uint32 to = data + turn.index * STAGE_BYTES, bar = shared_address(&s.full[turn.index]);
@@ -92,15 +123,12 @@ DEVICE void produce(const TensorMap* map, const uint8* w_scale, const int* tile_
 // [64-row half][fragment]: fragment 4 t + i is row + 8 (i / 2), token 8 t + 2 q + i % 2.
 template <int TILES> struct Accumulator { float v[HALVES][4 * TILES]; };
 
-template <int TILES> DEVICE void start_from_bias(Accumulator<TILES>& acc, const float* bias, int rows) {
+// bias: of this thread's first row. given: whether this warpgroup is the one that adds it.
+template <int TILES> DEVICE void start_from_bias(Accumulator<TILES>& acc, const float* bias, bool given) {
 #pragma unroll
     for (int m = 0; m < HALVES; ++m)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float b = m * 64 < rows ? __ldg(bias + m * 64 + i * 8) : 0.0f;
-#pragma unroll
-            for (int t = 0; t < TILES; ++t) acc.v[m][4 * t + 2 * i] = acc.v[m][4 * t + 2 * i + 1] = b;
-        }
+        for (int i = 0; i < 4 * TILES; ++i) acc.v[m][i] = given ? bias[m * 64 + (i & 2) * 4] : 0.0f;
 }
 
 template <int TILES> struct TokenScales {                               // of this thread's two or four tokens
@@ -136,44 +164,46 @@ DEVICE void multiply_blocks(Accumulator<TILES>& acc, uint32 weights, uint64 toke
 }
 
 // Half a stage of MXFP4, 128 columns in four groups (fewer at the end of K): each is its own product with its own scale per
-// weight row. row_at: this thread's row in the stage, its word of a group; swizzle: its row's; scales: of its row and group 0.
+// weight row. word_at: this thread's word of each group, from where the stage is. scales: of its row and the first group.
 template <int TILES, int COUNT>
-DEVICE void multiply_codes(Accumulator<TILES>& acc, uint32 row_at, uint32 swizzle, uint64 tokens, const Shared& s,
-                           uint32 scales, int half, int kb) {
+DEVICE void multiply_codes(Accumulator<TILES>& acc, const uint32 (&word_at)[4], int half, uint32 stage, uint64 b, const Shared& s,
+                           uint32 scales, int kb) {
+    constexpr int TOGETHER = TILES == 1 ? COUNT : 2;                    // groups whose products are in registers at a time
     TokenScales<TILES> x(s, kb);
-    uint32 group_at[COUNT];
-#pragma unroll
-    for (int g = 0; g < COUNT; ++g) group_at[g] = row_at + (half * 64 + g * 16 ^ swizzle);
-    uint64 b = tokens + (kb * 4 * PRODUCT_BYTES >> 4);
 #pragma unroll
     for (int m = 0; m < HALVES; ++m) {
-        float part[COUNT][4 * TILES], sum[4 * TILES] = {};
-        uint32 a[COUNT][4];
+        float sum[4 * TILES] = {};
 #pragma unroll
-        for (int g = 0; g < COUNT; ++g) {
-            uint32 upper = load_shared(group_at[g] + m * 64 * 128), lower = load_shared(group_at[g] + (m * 64 + 8) * 128);
-            a[g][0] = decode_low(upper);
-            a[g][1] = decode_low(lower);
-            a[g][2] = decode_high(upper);
-            a[g][3] = decode_high(lower);
-        }
-        wgmma_fence();
+        for (int first = 0; first < COUNT; first += TOGETHER) {
+            float part[TOGETHER][4 * TILES], up[TOGETHER], low[TOGETHER];
+            uint32 a[TOGETHER][4];
 #pragma unroll
-        for (int g = 0; g < COUNT; ++g)
-            wgmma_first(part[g], a[g][0], a[g][1], a[g][2], a[g][3], b + (g * PRODUCT_BYTES >> 4));
-        wgmma_commit();
-        float up[COUNT], low[COUNT];
+            for (int g = 0; g < TOGETHER; ++g) {
+                uint32 at = stage + (word_at[first + g] ^ half * 64) + m * 64 * 128;
+                uint32 upper = load_shared(at), lower = load_shared(at + 8 * 128);
+                a[g][0] = decode_low(upper);
+                a[g][1] = decode_low(lower);
+                a[g][2] = decode_high(upper);
+                a[g][3] = decode_high(lower);
+            }
+            wgmma_fence();
 #pragma unroll
-        for (int g = 0; g < COUNT; ++g) {
-            up[g] = power_of_two(load_shared_byte(scales + kb * 4 + m * 64 * GROUPS + g) + 6);
-            low[g] = power_of_two(load_shared_byte(scales + kb * 4 + (m * 64 + 8) * GROUPS + g) + 6);
-        }
-        wgmma_wait<0>();
+            for (int g = 0; g < TOGETHER; ++g)
+                wgmma_first(part[g], a[g][0], a[g][1], a[g][2], a[g][3], moved(b, (first + g) * PRODUCT_BYTES));
+            wgmma_commit();
 #pragma unroll
-        for (int g = 0; g < COUNT; ++g) {
-            pin(part[g]);
+            for (int g = 0; g < TOGETHER; ++g) {
+                uint32 at = scales + m * 64 * GROUPS + first + g;
+                up[g] = power_of_two(load_shared_byte(at) + 6);
+                low[g] = power_of_two(load_shared_byte(at + 8 * GROUPS) + 6);
+            }
+            wgmma_wait<0>();
 #pragma unroll
-            for (int i = 0; i < 4 * TILES; ++i) sum[i] = fmaf(part[g][i], (i & 3) < 2 ? up[g] : low[g], sum[i]);
+            for (int g = 0; g < TOGETHER; ++g) {
+                pin(part[g]);
+#pragma unroll
+                for (int i = 0; i < 4 * TILES; ++i) sum[i] = fmaf(part[g][i], (i & 3) < 2 ? up[g] : low[g], sum[i]);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 4 * TILES; ++i) acc.v[m][i] = fmaf(sum[i], x[i], acc.v[m][i]);
@@ -196,13 +226,13 @@ DEVICE void stage_tokens(Shared& s, const Tokens& t, int first, int real) {
         uint4 v = make_uint4(0, 0, 0, 0);
         long long row = t.token_of ? t.token_of[first + r] : first + r;
         if (piece * 16 < K) v = *(const uint4*)(t.x + row * K + piece * 16);
-        uint8* at = s.x + piece / 2 * PRODUCT_BYTES + r / 8 * 128 + r % 8 * 16;      // + 256: the second 16 columns
+        uint8* at = s.x + r / 8 * EIGHT_TOKENS + piece / 2 * PRODUCT_BYTES + r % 8 * 16;    // + 128: the second 16 columns
         if (FORM == 0) {
-            *(uint4*)(at + piece % 2 * 256) = v;
+            *(uint4*)(at + piece % 2 * 128) = v;
         } else {                                                        // 8 columns a lane: even ones, then odd ones
             at += piece % 2 * 8;
             *(uint2*)at = make_uint2(__byte_perm(v.x, v.y, 0x6420), __byte_perm(v.z, v.w, 0x6420));
-            *(uint2*)(at + 256) = make_uint2(__byte_perm(v.x, v.y, 0x7531), __byte_perm(v.z, v.w, 0x7531));
+            *(uint2*)(at + 128) = make_uint2(__byte_perm(v.x, v.y, 0x7531), __byte_perm(v.z, v.w, 0x7531));
         }
     }
     for (int i = threadIdx.x; i < real * K_BLOCKS; i += THREADS) {
@@ -212,20 +242,24 @@ DEVICE void stage_tokens(Shared& s, const Tokens& t, int first, int real) {
     }
 }
 
+DEVICE float result(const Results& y, int row, int token) {
+    return SHARES == 1 ? y[row][token] : y[row][token] + y[ROWS + row][token];
+}
+
 // Each warp finishes a token at a time: ROWS results, or ROWS / 2 after SwiGLU.
-DEVICE void finish(const Shared& s, void* out, float* out_scale, int out_scale_stride, int first, int real, int n0) {
+DEVICE void finish(const Results& y, void* out, float* out_scale, int out_scale_stride, int first, int real, int n0) {
     int lane = threadIdx.x & 31;
     for (int t = threadIdx.x / 32; t < real; t += WARPS) {
         long long row = first + t;
 #if EPILOGUE == 0
         for (int i = 2 * lane; i < ROWS; i += 64)
-            if (n0 + i < N) *(uint32*)((uint16*)out + row * N + n0 + i) = pack_bf16(s.y[i][t], s.y[i + 1][t]);
+            if (n0 + i < N) *(uint32*)((uint16*)out + row * N + n0 + i) = pack_bf16(result(y, i, t), result(y, i + 1, t));
 #else
         float h[4], top = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int j = 4 * lane + i;
-            h[i] = n0 + 2 * j < N ? swiglu(s.y[2 * j][t], s.y[2 * j + 1][t], ALPHA, LIMIT) : 0.0f;
+            h[i] = n0 + 2 * j < N ? swiglu(result(y, 2 * j, t), result(y, 2 * j + 1, t), ALPHA, LIMIT) : 0.0f;
             top = fmaxf(top, fabsf(h[i]));
         }
         for (int d = 16; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
@@ -244,82 +278,98 @@ DEVICE void release(uint32 bar) {
     if ((threadIdx.x & 31) == 0) barrier_arrive_here(bar);
 }
 
-struct Item {                                                           // what a warpgroup has of one
-    int first, real, rows, local, share, row;                           // token rows; weight rows left, from, of this thread
-    const float* bias;
-    float block_scale;
+// The same number. What ptxas can compute it computes anew for every stage; this it has to keep.
+DEVICE uint32 kept(uint32 v) { return __shfl_sync(~0u, v, threadIdx.x & 31); }
+
+struct Place {                                                          // of a warpgroup and a thread in every item
+    int local, share, row;                                              // first weight row; which part of a stage; of 64 rows
+    uint32 word_at[4];                                                  // its words of half a stage of MXFP4, by group
+    DEVICE Place() {
+        int lane = threadIdx.x & 31, group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+        local = group % (WARPGROUPS / SHARES) * HALVES * 64;
+        share = SHARES == 1 ? 0 : group / (WARPGROUPS / SHARES);
+        row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+        if (FORM == 1)
+#pragma unroll
+            for (int g = 0; g < 4; ++g)
+                word_at[g] = kept((local + row) * 128 + lane % 4 * 4 + ((share * 4 + g) ^ row % 8) * 16);
+    }
 };
 
-// The products of an item, and their sums to shared memory; TILES of eight tokens.
+// The products of an item, and their sums to shared memory; TILES of eight tokens. rows: of the weights from this warpgroup's
+// first one on, may be none. block_scale: lane i has that of e4m3's K block i.
 template <int TILES>
-DEVICE void multiply_item(const Item& item, const Tokens& tokens, uint32 data, Turn<STAGES>& turn, const Turn<2>& at, Shared& s) {
+DEVICE void multiply_item(int rows, float block_scale, const Place& place, uint32 data, Turn<STAGES / BLOCK>& turn, int at,
+                          Shared& s) {
     int lane = threadIdx.x & 31;
-    uint64 tokens_at = rows_descriptor(shared_address(s.x));
+    uint64 tokens_at = moved(rows_descriptor(shared_address(s.x), EIGHT_TOKENS), place.share * 4 * PRODUCT_BYTES);
+    uint32 scales = FORM == 0 ? 0 : kept(shared_address(s.scales[at].of) + (place.local + place.row) * GROUPS + place.share * 4);
     Accumulator<TILES> acc;
-    start_from_bias(acc, item.bias, item.share == 0 ? item.rows : 0);
-    stage_tokens(s, tokens, item.first, item.real);
-    async_fence();
-    named_sync(1, THREADS);
-    if (FORM == 1) barrier_wait(shared_address(&s.scale_full[at.index]), at.phase);
-    uint32 scales = shared_address(s.w_scale[FORM == 0 ? 0 : at.index]) + (item.local + item.row) * GROUPS;
-    uint32 word_at = item.row * 128 + (lane & 3) * 4, swizzle = item.row % 8 * 16;
+    start_from_bias(acc, s.bias[at] + place.local + place.row, rows > 0 && place.share == 0);
 #pragma unroll 1
-    for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
-        uint32 weights = data + turn.index * STAGE_BYTES + item.local * 128;
-        barrier_wait(shared_address(&s.full[turn.index]), turn.phase);
-        if (item.rows > 0) {
-            if (FORM == 0) multiply_blocks(acc, weights, tokens_at, s, i, __shfl_sync(~0u, item.block_scale, i));
+    for (int block = 0; block < ITEM_STAGES; block += BLOCK, turn.next()) {
+        uint32 ring = data + turn.index * BLOCK * STAGE_BYTES;
 #pragma unroll
-            for (int half = 0; half < 2 * FORM; half += SHARES) {
-                int mine = half + item.share, kb = 2 * i + mine;
-                if (kb < K_BLOCKS - 1)
-                    multiply_codes<TILES, 4>(acc, weights + word_at, swizzle, tokens_at, s, scales, mine, kb);
-                else if (kb < K_BLOCKS)
-                    multiply_codes<TILES, LAST_GROUPS>(acc, weights + word_at, swizzle, tokens_at, s, scales, mine, kb);
+        for (int j = 0; j < BLOCK; ++j) {
+            int i = block + j;
+            barrier_wait(shared_address(&s.full[turn.index * BLOCK + j]), turn.phase);
+            if (rows > 0) {
+                if (FORM == 0)
+                    multiply_blocks(acc, ring + place.local * 128, tokens_at, s, i, __shfl_sync(~0u, block_scale, i));
+#pragma unroll
+                for (int half = 0; half < 2 * FORM; half += SHARES) {
+                    int kb = 2 * i + half + place.share;
+                    uint32 scale = scales + 8 * j + 4 * half;
+                    uint64 b = moved(tokens_at, (2 * j + half) * 4 * PRODUCT_BYTES);
+                    if (j < BLOCK - 1 || kb < K_BLOCKS - 1)
+                        multiply_codes<TILES, 4>(acc, place.word_at, half, ring + j * STAGE_BYTES, b, s, scale, kb);
+                    else if (kb < K_BLOCKS)
+                        multiply_codes<TILES, LAST_GROUPS>(acc, place.word_at, half, ring + j * STAGE_BYTES, b, s, scale, kb);
+                }
             }
+            release(shared_address(&s.empty[turn.index * BLOCK + j]));
         }
-        release(shared_address(&s.empty[turn.index]));
+        if (FORM == 1) scales += 8 * BLOCK, tokens_at = moved(tokens_at, BLOCK * 8 * PRODUCT_BYTES);
     }
-#pragma unroll
-    for (int share = 0; share < SHARES; ++share) {
-        named_sync(1, THREADS);                                         // the tokens' place is now the results'
-        if (item.rows <= 0 || item.share != share) continue;
+    named_sync(1, THREADS);                                             // scales, x and the last item's results have been read
+    if (rows > 0)
 #pragma unroll
         for (int m = 0; m < HALVES; ++m)
 #pragma unroll
-            for (int i = 0; i < 4 * TILES; ++i) {
-                float& y = s.y[item.local + m * 64 + item.row + (i & 2) * 4][i / 4 * 8 + 2 * (lane & 3) + (i & 1)];
-                y = share == 0 ? acc.v[m][i] : y + acc.v[m][i];
-            }
-    }
+            for (int i = 0; i < 4 * TILES; ++i)
+                s.scales[FORM == 0 ? 0 : at].y[place.share * ROWS + place.local + m * 64 + place.row + (i & 2) * 4]
+                        [i / 4 * 8 + 2 * (lane & 3) + (i & 1)] = acc.v[m][i];
     named_sync(1, THREADS);
 }
 
 // The multiplying warpgroups, each with its part of an item's weight rows.
-DEVICE void consume(const Tokens& tokens, const float* block_scales, const float* bias, const int* tile_expert,
-                    const int* tile_rows, void* out, float* out_scale, int out_scale_stride, uint32 data, Shared& s) {
-    int lane = threadIdx.x & 31, group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    Item mine;
-    mine.local = group % (WARPGROUPS / SHARES) * HALVES * 64;
-    mine.share = SHARES == 1 ? 0 : group / (WARPGROUPS / SHARES);
-    mine.row = threadIdx.x / 32 % 4 * 16 + lane / 4;                    // within a 64-row half
-    wait_for_previous();                                                // what the tokens come from; weights are on their way
-    Turn<STAGES> turn;
+DEVICE void consume(const Tokens& tokens, const float* block_scales, const int* tile_expert, const int* tile_rows, void* out,
+                    float* out_scale, int out_scale_stride, uint32 data, Shared& s) {
+    Place place;
+    Turn<STAGES / BLOCK> turn;
     Turn<2> at;
-    for (int item = blockIdx.x; item < s.live * N_TILES; item += gridDim.x) {
-        int tile = item / N_TILES, n0 = item % N_TILES * ROWS, e = __ldg(tile_expert + tile);
-        mine.first = tile * TOKENS;
-        mine.real = __ldg(tile_rows + tile);
-        mine.rows = N - n0 - mine.local;                                // may be none
-        mine.bias = bias + (long long)e * N + n0 + mine.local + mine.row;
-        mine.block_scale = 0.0f;
-        if (FORM == 0 && mine.rows > 0 && lane < K_BLOCKS)
-            mine.block_scale = __ldg(block_scales + ((long long)e * N_BLOCKS + (n0 + mine.local) / 128) * K_BLOCKS + lane);
-        if (NARROW && mine.real <= 8) multiply_item<1>(mine, tokens, data, turn, at, s);
-        else multiply_item<2>(mine, tokens, data, turn, at, s);
-        if (FORM == 1) { release(shared_address(&s.scale_empty[at.index])); at.next(); }
-        finish(s, out, out_scale, out_scale_stride, mine.first, mine.real, n0);
-        named_sync(1, THREADS);
+    Items items(s);
+    int lane = threadIdx.x & 31, staged = -1;                           // the tile whose tokens are there
+    wait_for_previous();                                                // what the tokens come from; weights are on their way
+    for (int item = items.first; item < items.end; item += items.step, at.next()) {
+        int tile = item / N_TILES, n0 = item % N_TILES * ROWS, real = __ldg(tile_rows + tile), rows = N - n0 - place.local;
+        float block_scale = 0.0f;
+        if (FORM == 0 && rows > 0 && lane < K_BLOCKS) {
+            long long block = (long long)__ldg(tile_expert + tile) * N_BLOCKS + (n0 + place.local) / 128;
+            block_scale = __ldg(block_scales + block * K_BLOCKS + lane);
+        }
+        if (tile != staged) {
+            stage_tokens(s, tokens, tile * TOKENS, real);
+            async_fence();
+            named_sync(1, THREADS);
+            staged = tile;
+        }
+        barrier_wait(shared_address(&s.beside_full[at.index]), at.phase);
+        if (NARROW && real <= 8) multiply_item<1>(rows, block_scale, place, data, turn, at.index, s);
+        else multiply_item<2>(rows, block_scale, place, data, turn, at.index, s);
+        finish(s.scales[FORM == 0 ? 0 : at.index].y, out, out_scale, out_scale_stride, tile * TOKENS, real, n0);
+        async_fence();                                                  // results were written where the next scales come
+        release(shared_address(&s.beside_empty[at.index]));
     }
 }
 
@@ -337,25 +387,22 @@ decode_gemm(const __grid_constant__ TensorMap map, const uint8* x, const float* 
             barrier_init(shared_address(&s.empty[i]), WARPS);
         }
         for (int i = 0; i < 2; ++i) {
-            barrier_init(shared_address(&s.scale_full[i]), 1);
-            barrier_init(shared_address(&s.scale_empty[i]), WARPS);
+            barrier_init(shared_address(&s.beside_full[i]), 1);
+            barrier_init(shared_address(&s.beside_empty[i]), WARPS);
         }
         barrier_init_fence();
     }
     if (EPILOGUE == 1 && PREPARED) wait_for_previous();
-    if (threadIdx.x >= THREADS && threadIdx.x < THREADS + 32) {
-        int live = count_tiles(tile_expert, tiles);
-        if (threadIdx.x == THREADS) s.live = live;
-    }
+    if (threadIdx.x >= THREADS && threadIdx.x < THREADS + 32) look_at_tiles(s, tile_expert, tiles);
     let_next_start();
     __syncthreads();
     auto load = [&] {
         if (threadIdx.x / 32 == THREADS / 32 && elect())
-            produce(&map, (const uint8*)w_scale, tile_expert, shared_address(raw), s);
+            produce(&map, (const uint8*)w_scale, bias, tile_expert, shared_address(raw), s);
     };
     auto multiply = [&] {
-        consume({x, x_scale, scale_row, scale_group, token_of}, (const float*)w_scale, bias, tile_expert, tile_rows, out,
-                out_scale, out_scale_stride, shared_address(raw), s);
+        consume({x, x_scale, scale_row, scale_group, token_of}, (const float*)w_scale, tile_expert, tile_rows, out, out_scale,
+                out_scale_stride, shared_address(raw), s);
     };
     if (WARPGROUPS == 2) {                                              // two branches: descriptors stay in uniform registers
         load();

@@ -167,14 +167,15 @@ class TensorMap(ctypes.Structure):
 
 @functools.lru_cache(maxsize=4096)
 def tensor_map(
-    pointer: int, bytes_per_element: int, rows: int, columns: int, box_rows: int, box_columns: int
+    pointer: int, bytes_per_element: int, rows: int, columns: int, box_rows: int, box_columns: int, fetch: int = 256
 ) -> TensorMap:
     """A TMA map of a contiguous matrix [rows, columns] of 1-byte or 2-byte elements, boxes swizzled by 128 bytes.
 
-    Elements outside read as zero and are not written. The row pitch must be a multiple of 16 bytes.
+    Elements outside read as zero and are not written. The row pitch must be a multiple of 16 bytes. fetch: the bytes,
+    64, 128 or 256, that the L2 fetches where one of them is read.
     """
     pitch = columns * bytes_per_element
-    return _encode(pointer, {1: 0, 2: 9}[bytes_per_element], (columns, rows), (pitch,), (box_columns, box_rows))
+    return _encode(pointer, {1: 0, 2: 9}[bytes_per_element], (columns, rows), (pitch,), (box_columns, box_rows), fetch)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -188,7 +189,8 @@ def interleaved_map(pointer: int, rows: int, columns: int) -> TensorMap:
                    (128, 2, 4, 4, 4))
 
 
-def _encode(pointer: int, kind: int, sizes: Sequence[int], pitches: Sequence[int], box: Sequence[int]) -> TensorMap:
+def _encode(pointer: int, kind: int, sizes: Sequence[int], pitches: Sequence[int], box: Sequence[int],
+            fetch: int = 256) -> TensorMap:
     """kind: CUtensorMapDataType (0: bytes, 9: bf16). pitches: bytes to the next element, from dimension 1 on."""
     if pointer % 16 or any(pitch % 16 for pitch in pitches):
         raise ValueError(f"tensor map: address {pointer:#x}, pitches {list(pitches)}; multiples of 16 bytes are needed")
@@ -198,7 +200,7 @@ def _encode(pointer: int, kind: int, sizes: Sequence[int], pitches: Sequence[int
     _check("cuTensorMapEncodeTiled", _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(address), kind, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*sizes),
         (ctypes.c_uint64 * (rank - 1))(*pitches), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
-        0, 3, 3, 0))
+        0, 3, {64: 1, 128: 2, 256: 3}[fetch], 0))
     return TensorMap.from_buffer_copy(ctypes.string_at(address, 128))
 
 

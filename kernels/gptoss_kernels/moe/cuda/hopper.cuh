@@ -217,9 +217,9 @@ DEVICE void wgmma_first(float (&d)[4], uint32 a0, uint32 a1, uint32 a2, uint32 a
                  : W4(d, 0) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 
-// Descriptor of 8 or 16 rows of 32 bytes: unswizzled, 128 bytes from 8 rows to the next, 256 from 16 columns to the next.
-DEVICE uint64 rows_descriptor(uint32 address) {
-    return (uint64)((address & 0x3FFFF) >> 4) | (uint64)(256 >> 4) << 16 | (uint64)(128 >> 4) << 32;
+// Descriptor of 8 or 16 rows of 32 bytes: unswizzled, 128 bytes from 16 columns to the next, next_rows from 8 rows to the next.
+DEVICE uint64 rows_descriptor(uint32 address, int next_rows) {
+    return (uint64)((address & 0x3FFFF) >> 4) | (uint64)(128 >> 4) << 16 | (uint64)(next_rows >> 4) << 32;
 }
 
 // Launched as an overlapping kernel: everything the kernel before it wrote is visible after this. Else it returns at once.

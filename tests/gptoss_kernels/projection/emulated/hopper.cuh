@@ -225,16 +225,16 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int COUNT> void wgmma_wait() {}
 inline uint64 tile_descriptor(uint32 address) { return address >> 4; }
-inline uint64 rows_descriptor(uint32 address) { return address >> 4; }
+inline uint64 rows_descriptor(uint32 address, int next_rows) { return address >> 4 | (uint64)next_rows << 32; }
 
 // This thread's results of a product of 32 columns: rows of a from its warp's 16 (32 bytes each), tokens at descriptor b.
 template <int COUNT, class A> void product(float (&d)[COUNT], bool first, A a, uint64 b) {
     for (int i = 0; i < COUNT; ++i) {
         int row = lane_of() / 4 + (i & 2) * 4, column = i / 4 * 8 + lane_of() % 4 * 2 + (i & 1);
+        const uint8* token = shared_memory + (uint32)b * 16 + column / 8 * (b >> 32) + column % 8 * 16;
         double sum = first ? 0.0 : d[i];
         for (int k = 0; k < 32; ++k)
-            sum += (double)from_e4m3(a(row, k)) *
-                   from_e4m3(shared_memory[b * 16 + k / 16 * 256 + column / 8 * 128 + column % 8 * 16 + k % 16]);
+            sum += (double)from_e4m3(a(row, k)) * from_e4m3(token[k / 16 * 128 + k % 16]);
         d[i] = (float)sum;
     }
 }

@@ -435,9 +435,9 @@ def _choose_and_place_kernel(logits_ptr, real_ptr, ids_ptr, weights_ptr, row_of_
 def logits_config(tokens: int, hidden: int) -> dict[str, int]:
     """Tile and launch options of `_logits_kernel`: some hundred programs, whatever the number of tokens."""
     padded = triton.next_power_of_2(hidden)
-    block_t, block_e = (1, 2) if tokens == 1 else (1, 8) if tokens <= 32 else (4, 8)
+    block_t, block_e = (1, 2) if tokens == 1 else (1, 4) if tokens <= 16 else (2, 8) if tokens <= 64 else (4, 8)
     return {"BLOCK_T": block_t, "BLOCK_E": block_e, "BLOCK_H": min(1024 // block_t, padded), "H_PAD": padded,
-            "num_warps": 4 if tokens == 1 else 8}
+            "num_warps": 4}
 
 
 def choose_config(tokens: int) -> dict[str, int]:
@@ -448,7 +448,8 @@ def choose_config(tokens: int) -> dict[str, int]:
 def place_config(block_t: int, top: int) -> dict[str, int]:
     """Tile and launch options of `_place_kernel` for blocks of `block_t` tokens with `top` experts each. CHUNK: blocks
     that a program sums at once; `_place_scanned_kernel` takes the others."""
-    return {"BLOCK_T": block_t, "SLOTS": triton.next_power_of_2(min(64, block_t * top)), "CHUNK": 32, "num_warps": 4}
+    return {"BLOCK_T": block_t, "SLOTS": triton.next_power_of_2(min(64, block_t * top)),
+            "CHUNK": FEW_TOKENS if block_t == 1 else 32, "num_warps": 4}
 
 
 def scan_config() -> dict[str, int]:

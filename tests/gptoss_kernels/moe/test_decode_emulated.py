@@ -42,18 +42,21 @@ def matrices(form, k, g):
     return ExpertMatrices(form, codes, torch.randint(116, 121, codes.shape[:3], generator=g, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("is_swiglu", [True, False])
 @pytest.mark.parametrize(("form", "tuning", "k"), FORMS)
-def test_decode_gemm(on_host, form, tuning, k, is_swiglu, tiles):
-    g = torch.Generator().manual_seed(tuning.threads)
+def test_decode_gemm(on_host, form, tuning, k, is_swiglu):
+    defines = decode_defines(N, k, form, swiglu=is_swiglu, tuning=tuning)
+    run = on_host("decode_gemm.cu", RUN, defines).run
+    for tiles in TILES.values():
+        check(run, tiles, form, k, is_swiglu, torch.Generator().manual_seed(tuning.threads))
+
+
+def check(run, tiles, form, k, is_swiglu, g):
     w, rows = matrices(form, k, g), len(tiles) * TILE
     x, x_scale = quantise_groups(torch.randn(7 if is_swiglu else rows, k, generator=g))
     token_of = torch.randint(0, 7, (rows,), generator=g, dtype=torch.int32)
     bias = torch.randn(E, N, generator=g)
     expert, real = (torch.tensor(column, dtype=torch.int32) for column in zip(*tiles, strict=True))
-    defines = decode_defines(N, k, form, swiglu=is_swiglu, tuning=tuning)
-    run = on_host("decode_gemm.cu", RUN, defines).run
     out = torch.full((rows, N // 2), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)      # NaN
     out_scale = torch.full((-(-N // 256), rows), torch.nan)
     if not is_swiglu:

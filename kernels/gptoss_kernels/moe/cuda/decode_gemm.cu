@@ -97,7 +97,8 @@ struct Items {
     }
 };
 
-DEVICE void produce(const TensorMap* map, const uint8* w_scale, const float* bias, const int* tile_expert, uint32 data, Shared& s) {
+DEVICE void produce(const TensorMap* map, const uint8* w_scale, const float* bias, const int* tile_expert, uint32 data,
+                    Shared& s) {
     constexpr int SCALES = FORM == 0 ? 0 : GROUPS;                      // of a weight row
     Turn<STAGES> turn;
     Turn<2> at;

@@ -1,8 +1,11 @@
 """What the backends refuse, and why: no GPU needed."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gptoss_kernels.moe import LayerWeights
+from gptoss_kernels.moe.decode_cuda import decode_gemm
 from gptoss_kernels.moe.gemm_cuda import check_operands
 from gptoss_kernels.moe.layer import moe_layer_reference
 from gptoss_kernels.reference.experts import ExpertMatrices
@@ -35,6 +38,16 @@ def test_good_operands_pass():
 def test_bad_operands(name, value, message):
     with pytest.raises(ValueError, match=message):
         check_operands(**{**good_operands(), name: value})
+
+
+@pytest.mark.parametrize("skewed", ["scales", "bias"])
+def test_what_a_decode_product_copies_in_bulk_must_be_aligned(skewed):
+    given = {"scales": torch.zeros(2 * 64 * 2 + 1, dtype=torch.uint8), "bias": torch.zeros(2 * 64 + 1)}
+    begin = {name: int(name == skewed) for name in given}
+    scales, bias = (of[begin[name] : begin[name] + of.numel() - 1] for name, of in given.items())
+    codes = ExpertMatrices("mxfp4", torch.zeros(2, 64, 2, 16, dtype=torch.uint8), scales.view(2, 64, 2))
+    with pytest.raises(ValueError, match="multiple of 16 bytes"):
+        decode_gemm(fp8(16, 64), torch.ones(16, 1), codes, bias.view(2, 64), SimpleNamespace(align=16))
 
 
 def test_why_not():

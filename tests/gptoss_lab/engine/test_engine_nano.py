@@ -26,7 +26,7 @@ PROMPT = render([system("high", "2025-06-28"), user("How many letters r are in s
 MANY = [render([system("low", "2025-06-28"), user("What is 487 + 358?")]), PROMPT, PROMPT[:3],
         encode("The river runs past the old stone house.")]
 TOKENS = 200
-LENGTHS = [20, 60, 15, 12]
+LENGTHS = [20, TOKENS, 15, 12]
 
 
 def pool(model):
@@ -50,7 +50,7 @@ def plain(model):
 @pytest.fixture(scope="module")
 def alone(model, plain):
     """What each of MANY yields by itself."""
-    return [plain[:length] if prompt is PROMPT else Engine(model).complete([prompt], greedy(length))[0].tokens
+    return [plain if prompt is PROMPT else Engine(model).complete([prompt], greedy(length))[0].tokens
             for prompt, length in zip(MANY, LENGTHS, strict=True)]
 
 

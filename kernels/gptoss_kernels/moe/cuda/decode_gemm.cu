@@ -14,7 +14,8 @@
 // matter to a product as long as both operands agree, so the tokens of a group are laid out evens first, then odds.
 //
 // A CTA's work items lie side by side, so a tile's tokens come to shared memory once or twice a CTA, not with every item.
-// MXFP4 is bound by how many instructions a stage takes (122, 56 of which unpack): what its loop can know before, it does.
+// A stage of MXFP4 takes a warp 122 instructions, 56 of which unpack. With many more they would set the pace and not memory,
+// so nothing is computed there that can be known before.
 //
 // The second product of a layer may be launched while the first still runs: then its weights are already on their way when
 // the tokens come. That is safe because the tables of the routing were complete before the first product began.
@@ -52,6 +53,7 @@ struct Shared {                                                         // after
     float x_scale[K_BLOCKS][TOKENS];
     int live, step;                                                     // tiles with rows; from one item of a CTA to the next
     alignas(8) uint64 full[MOST_STAGES], empty[MOST_STAGES], beside_full[2], beside_empty[2];
+    DEVICE Scales& scales_of(int at) { return scales[FORM == 0 ? 0 : at]; }
 };
 constexpr int ROOM = (232448 - (int)sizeof(Shared)) / STAGE_BYTES, STAGES = ROOM < MOST_STAGES ? ROOM : MOST_STAGES;
 static_assert(STAGES > 1, "K is too large for the shared memory of a multiprocessor");
@@ -92,8 +94,9 @@ struct Items {
     int first, end, step;
     DEVICE explicit Items(const Shared& s) : first(blockIdx.x), end(s.live * N_TILES), step(s.step) {
         if (step > 1) return;
-        first = (int)(blockIdx.x * (long long)(s.live * N_TILES) / gridDim.x);
-        end = (int)((blockIdx.x + 1) * (long long)(s.live * N_TILES) / gridDim.x);
+        long long all = end;
+        first = (int)(blockIdx.x * all / gridDim.x);
+        end = (int)((blockIdx.x + 1) * all / gridDim.x);
     }
 };
 
@@ -105,18 +108,18 @@ DEVICE void produce(const TensorMap* map, const uint8* w_scale, const float* bia
     Items items(s);
     for (int item = items.first; item < items.end; item += items.step, at.next()) {
         int e = __ldg(tile_expert + item / N_TILES), n0 = item % N_TILES * ROWS, rows = min(ROWS, N - n0);
-        long long row = (long long)e * N + n0;
+        int row = e * N + n0;
         uint32 beside = shared_address(&s.beside_full[at.index]);
         barrier_wait(shared_address(&s.beside_empty[at.index]), at.phase ^ 1);
         barrier_expect(beside, rows * (SCALES + 4));
         bulk_load(bias + row, shared_address(s.bias[at.index]), beside, rows * 4);
-        if (FORM == 1) bulk_load(w_scale + row * GROUPS, shared_address(s.scales[at.index].of), beside, rows * GROUPS);
+        if (FORM == 1) bulk_load(w_scale + (long long)row * GROUPS, shared_address(s.scales[at.index].of), beside, rows * GROUPS);
 #pragma unroll 1
         for (int i = 0; i < ITEM_STAGES; ++i, turn.next()) {
             uint32 to = data + turn.index * STAGE_BYTES, bar = shared_address(&s.full[turn.index]);
             barrier_wait(shared_address(&s.empty[turn.index]), turn.phase ^ 1);
             barrier_expect(bar, rows * 128);
-            for (int r = 0; r < rows; r += 64) tma_load(map, to + r * 128, bar, i * 128, e * N + n0 + r);
+            for (int r = 0; r < rows; r += 64) tma_load(map, to + r * 128, bar, i * 128, row + r);
         }
     }
 }
@@ -304,7 +307,8 @@ DEVICE void multiply_item(int rows, float block_scale, const Place& place, uint3
                           Shared& s) {
     int lane = threadIdx.x & 31;
     uint64 tokens_at = moved(rows_descriptor(shared_address(s.x), EIGHT_TOKENS), place.share * 4 * PRODUCT_BYTES);
-    uint32 scales = FORM == 0 ? 0 : kept(shared_address(s.scales[at].of) + (place.local + place.row) * GROUPS + place.share * 4);
+    uint32 scales = shared_address(s.scales_of(at).of) + (place.local + place.row) * GROUPS + place.share * 4;
+    if (FORM == 1) scales = kept(scales);
     Accumulator<TILES> acc;
     start_from_bias(acc, s.bias[at] + place.local + place.row, rows > 0 && place.share == 0);
 #pragma unroll 1
@@ -338,8 +342,8 @@ DEVICE void multiply_item(int rows, float block_scale, const Place& place, uint3
         for (int m = 0; m < HALVES; ++m)
 #pragma unroll
             for (int i = 0; i < 4 * TILES; ++i)
-                s.scales[FORM == 0 ? 0 : at].y[place.share * ROWS + place.local + m * 64 + place.row + (i & 2) * 4]
-                        [i / 4 * 8 + 2 * (lane & 3) + (i & 1)] = acc.v[m][i];
+                s.scales_of(at).y[place.share * ROWS + place.local + m * 64 + place.row + (i & 2) * 4]
+                                 [i / 4 * 8 + 2 * (lane & 3) + (i & 1)] = acc.v[m][i];
     named_sync(1, THREADS);
 }
 
@@ -368,8 +372,8 @@ DEVICE void consume(const Tokens& tokens, const float* block_scales, const int* 
         barrier_wait(shared_address(&s.beside_full[at.index]), at.phase);
         if (NARROW && real <= 8) multiply_item<1>(rows, block_scale, place, data, turn, at.index, s);
         else multiply_item<2>(rows, block_scale, place, data, turn, at.index, s);
-        finish(s.scales[FORM == 0 ? 0 : at.index].y, out, out_scale, out_scale_stride, tile * TOKENS, real, n0);
-        async_fence();                                                  // results were written where the next scales come
+        finish(s.scales_of(at.index).y, out, out_scale, out_scale_stride, tile * TOKENS, real, n0);
+        if (FORM == 1) async_fence();                                   // results were written where the next scales come
         release(shared_address(&s.beside_empty[at.index]));
     }
 }

@@ -240,8 +240,8 @@ def _decode_experts(config: ModelConfig, b: int, parts: Mapping[str, Part]) -> l
 
 def _few_experts(what: str, part: int, layers: int, b: int, results: int, of: Part, moved: float) -> Launch:
     """f16 products of widened e4m3 weights. results: rows of weights that this part multiplies, of all tokens."""
-    return Launch(what, "few_experts", layers, (results // few_cuda.ROWS[part],), few_cuda.THREADS[part], "bf16",
-                  of.flop / layers, of.weight_bytes / layers + moved)
+    return Launch(what, "few_experts", layers, (results // few_cuda.ROWS[part],), few_cuda.TUNED["fp8"][part].threads,
+                  "bf16", of.flop / layers, of.weight_bytes / layers + moved)
 
 
 def _few(what: str, name: str, layers: int, b: int, n: int, k: int, part: Part, per_result: int) -> Launch:

@@ -2,8 +2,10 @@
 
 In a decode step a kernel takes two microseconds, and nearly one passes from its last instruction to the first of the
 next. A kernel launched with `**OVERLAPPING` is set up in that time, and with its first line, `after_previous()`, waits
-until everything before it is written: nothing is read or written earlier. The line also lets the next kernel be set up;
-that one, if it was launched so, waits in its turn. A kernel that shall let it come later makes the two steps apart.
+until everything before it is written. The line also lets the next kernel be set up; that one, if it was launched so,
+waits in its turn. A kernel that shall let it come later makes the two steps apart. In front of the line nothing is
+written, and read only, by `load_early`, what no kernel writes that may still be running: weights, tables, and what was
+copied to the device before the step.
 """
 import torch
 import triton
@@ -34,3 +36,9 @@ def after_previous():
     """Wait for the kernel in front, and let the next one be set up."""
     wait_for_previous()
     let_next_start()
+
+
+@triton.jit
+def load_early(pointers, mask):
+    """`tl.load` for in front of `after_previous`, 0 where masked; an ordinary load would be moved behind it."""
+    return tl.load(pointers, mask=mask, other=0, volatile=True)

@@ -19,7 +19,7 @@ def on_host(tmp_path):
         pytest.skip("g++ is not on the PATH")
 
     def build(source, run, defines, number=0):
-        for file in (HERE / source, HERE / "few.cuh", HEADER):
+        for file in (HERE / source, HERE / "few.cuh", HERE / "few_choice.cuh", HEADER):
             shutil.copy(file, tmp_path)
         (tmp_path / f"run{number}.cpp").write_text(f'#include "{source}"\n{run}')
         flags = [f"-D{name}={value}" for name, value in defines]

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from gptoss_kernels.moe.layout import max_tiles
-from gptoss_kernels.overlap import OVERLAPPING, after_previous
+from gptoss_kernels.overlap import OVERLAPPING, after_previous, load_early
 from gptoss_kernels.quant.norm_quant import Quantised, empty_quantised, quantise_row
 from gptoss_kernels.quant.rounding import operand, to_dtype
 
@@ -179,18 +179,44 @@ def _logits_kernel(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, q_ptr, sca
     """Up to 128 tokens, first launch: one program per BLOCK_T tokens and BLOCK_E experts writes fp32 logits with bias.
     So few rows would leave a tensor core mostly idle; what counts is how many programs read the router at once.
 
-    QUANTISE: one program more per BLOCK_T tokens writes them normalised in e4m3, which saves a launch.
+    QUANTISE: one program more per BLOCK_T tokens writes them normalised in e4m3, which saves a launch. Where a program
+    takes one token and all columns at once (BLOCK_H is H_PAD) it asks for its part of the router before the wait.
     """
-    after_previous()
     if QUANTISE and tl.program_id(1) == tl.num_programs(1) - 1:
+        after_previous()
         for i in tl.static_range(BLOCK_T):
             token = tl.program_id(0) * BLOCK_T + i
             if token < T:
                 quantise_row(token.to(tl.int64), x_ptr, gain_ptr, q_ptr, scale_ptr, x_ptr, scale_row_stride,
                              scale_group_stride, H, 1, (H_PAD + 127) // 128, NORM, False, EPS)
+    elif BLOCK_T == 1 and BLOCK_H == H_PAD:
+        _write_logits_at_once(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, E, H, NORM, BLOCK_E, H_PAD, EPS)
     else:
+        after_previous()
         _write_logits(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, T, E, H, NORM, BLOCK_T, BLOCK_E, BLOCK_H,
                       H_PAD, EPS)
+
+
+@triton.jit
+def _write_logits_at_once(x_ptr, gain_ptr, router_ptr, bias_ptr, logits_ptr, E, H: tl.constexpr, NORM: tl.constexpr,
+                          BLOCK_E: tl.constexpr, H_PAD: tl.constexpr, EPS: tl.constexpr):
+    """One token: all of its row, and all of the router's rows of BLOCK_E experts, in one turn."""
+    experts = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    h = tl.arange(0, H_PAD)
+    w = load_early(router_ptr + experts[:, None] * H + h[None, :], (experts < E)[:, None] & (h < H)[None, :])
+    bias = load_early(bias_ptr + experts, experts < E).to(tl.float32)
+    gain = tl.full((H_PAD,), 1.0, dtype=tl.float32)
+    if NORM:
+        gain = load_early(gain_ptr + h, h < H).to(tl.float32)
+    after_previous()
+    token = tl.program_id(0).to(tl.int64)
+    x = tl.load(x_ptr + token * H + h, mask=h < H, other=0.0)
+    if NORM:
+        wide = x.to(tl.float32)
+        scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / H + EPS)
+        x = to_dtype(wide * scale * gain, x_ptr.dtype.element_ty)
+    logits = tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1) + bias
+    tl.store(logits_ptr + token * E + experts, logits, mask=experts < E)
 
 
 @triton.jit
@@ -436,8 +462,8 @@ def logits_config(tokens: int, hidden: int) -> dict[str, int]:
     """Tile and launch options of `_logits_kernel`: some hundred programs, whatever the number of tokens."""
     padded = triton.next_power_of_2(hidden)
     block_t, block_e = (1, 2) if tokens == 1 else (1, 4) if tokens <= 16 else (2, 8) if tokens <= 64 else (4, 8)
-    return {"BLOCK_T": block_t, "BLOCK_E": block_e, "BLOCK_H": min(1024 // block_t, padded), "H_PAD": padded,
-            "num_warps": 4}
+    at_once = padded if block_t == 1 else min(1024 // block_t, padded)
+    return {"BLOCK_T": block_t, "BLOCK_E": block_e, "BLOCK_H": at_once, "H_PAD": padded, "num_warps": 4}
 
 
 def choose_config(tokens: int) -> dict[str, int]:

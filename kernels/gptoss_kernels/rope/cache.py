@@ -50,8 +50,9 @@ def rope_cache_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_T: tl.constexpr,
     E4M3: tl.constexpr, CONTIGUOUS: tl.constexpr, PLACED: tl.constexpr,
 ):
-    """Grid (tokens / BLOCK_T, query groups + 2): the last two groups are the keys and the values."""
-    after_previous()
+    """Grid (tokens / BLOCK_T, query groups + 2): the last two groups are the keys and the values. Single tokens' angles
+    and slots are asked for before the wait."""
+    early: tl.constexpr = BLOCK_T == 1
     half: tl.constexpr = HEAD_DIM // 2
     query_groups: tl.constexpr = (HEADS + GROUP - 1) // GROUP
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -63,14 +64,20 @@ def rope_cache_kernel(
     offset = tl.where(is_query, part * GROUP, HEADS + (part - query_groups) * KV_HEADS)
     limit = tl.where(is_query, HEADS - part * GROUP, KV_HEADS)              # heads of this group that are there
     d = tl.arange(0, half)
+    if not early:
+        after_previous()
+    turns = live & (part <= query_groups)
+    angle = tl.load(positions + t, mask=turns, other=0, volatile=early).to(tl.int64)[:, None] * half + d[None, :]
+    c = tl.load(cos + angle, mask=turns[:, None], other=0.0, volatile=early)[:, None, :]
+    s = tl.load(sin + angle, mask=turns[:, None], other=0.0, volatile=early)[:, None, :]
+    slot = tl.load(slots + t, mask=live & (part >= query_groups), other=-1, volatile=early)
+    if early:
+        after_previous()
     at = t.to(tl.int64)[:, None, None] * width + ((offset + group) * HEAD_DIM)[None, :, None] + d[None, None, :]
     mask = live[:, None, None] & (group < limit)[None, :, None]
     first = tl.load(qkv + at, mask=mask, other=0.0).to(tl.float32)          # [BLOCK_T, GROUP, D / 2]
     second = tl.load(qkv + at + half, mask=mask, other=0.0).to(tl.float32)
     if part <= query_groups:
-        angle = tl.load(positions + t, mask=live, other=0).to(tl.int64)[:, None] * half + d[None, :]
-        c = tl.load(cos + angle, mask=live[:, None], other=0.0)[:, None, :]
-        s = tl.load(sin + angle, mask=live[:, None], other=0.0)[:, None, :]
         turned = first * c - second * s
         second = second * c + first * s
         first = turned
@@ -83,7 +90,6 @@ def rope_cache_kernel(
         tl.store(q_out + to + half, second, mask=mask)
     else:
         is_key = part == query_groups
-        slot = tl.load(slots + t, mask=live, other=-1)
         pages = k_pages if is_key else v_pages
         stored_first = first
         stored_second = second
@@ -130,7 +136,8 @@ def rope_cache_triton(
     keys: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.fused.rope_cache`; everything contiguous, head_dim / 2 a power of two."""
+    """As `reference.fused.rope_cache`; everything contiguous, head_dim / 2 a power of two. Up to 128 tokens the kernel
+    launched last must not be what wrote positions, slots, cos or sin: it may still run."""
     kv_heads, d = k_pages.shape[2:]
     _check(qkv, positions, cos, sin, k_pages, v_pages, slots, heads, scales, rows, keys, values)
     t = qkv.shape[0]

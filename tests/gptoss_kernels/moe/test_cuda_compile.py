@@ -11,7 +11,8 @@ import triton
 
 from gptoss_kernels.moe.cuda import driver
 from gptoss_kernels.moe.decode_cuda import TUNED, Tuning, decode_defines
-from gptoss_kernels.moe.few_cuda import few_defines
+from gptoss_kernels.moe.few_cuda import TUNED as FEW_TUNED
+from gptoss_kernels.moe.few_cuda import few_defines, few_source
 from gptoss_kernels.moe.gemm_cuda import check_gathered, check_out, gemm_defines
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -113,12 +114,16 @@ def test_decode_gemm(form, tuning, n, swiglu):
 
 @needs_nvcc
 @pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("form", FEW_TUNED)
 @pytest.mark.parametrize("experts", [32, 128])
-def test_few_experts(part, experts):
-    """16 CTAs of a warp share a multiprocessor in the first part, three of 256 threads in the second."""
-    _, used = driver.compile_nvcc("few_experts.cu", dict(few_defines(part, 2880, 2880, experts, 4)))
-    print("few_experts", part, experts, used)
-    assert used["spill_stores"] == used["spill_loads"] == 0 and used["registers"] <= (128, 80)[part]
+def test_few_experts(part, form, experts):
+    """As many CTAs as are meant to share a multiprocessor find registers there."""
+    _, used = driver.compile_nvcc(few_source(form), dict(few_defines(part, form, 2880, 2880, experts, 4)))
+    print("few_experts", part, form, experts, used)
+    tuned = FEW_TUNED[form][part]
+    resident = tuned.resident if form == "fp8" else 1
+    assert used["spill_stores"] == used["spill_loads"] == 0
+    assert resident * tuned.threads * used["registers"] <= 65536
 
 
 @needs_nvcc

@@ -17,7 +17,6 @@ extern "C" void run(int blocks, const void* w, int w_rows, const void* x, const 
                     const void* tile_expert, const void* tile_rows, int tiles, void* out, void* out_scale,
                     int out_scale_stride) {
     TensorMap map = {(const uint8*)w, w_rows, ROW_BYTES};
-    together = THREADS;
     run_grid(blocks, THREADS + PRODUCER, decode_gemm, map, (const uint8*)x, (const float*)x_scale, scale_row,
              scale_group, (const int*)token_of, w_scale, (const float*)bias, (const int*)tile_expert,
              (const int*)tile_rows, tiles, out, (float*)out_scale, out_scale_stride);

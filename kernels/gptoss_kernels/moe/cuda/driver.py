@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-HEADERS = ("hopper.cuh", "few.cuh")
+HEADERS = ("hopper.cuh", "few.cuh", "few_choice.cuh")
 ARCHITECTURE = "sm_90a"
 
 

@@ -3,8 +3,7 @@
 //   PART 0   h[t k, i] = swiglu(bias[e] + x[t] . gate_up[e])                                e = k-th choice of token t
 //   PART 1   out[t, n] = [residual[t, n] +] sum_k weight[t, k] (bias[e, n] + down[e, n] . h[t k])
 //
-// Both take the router's logits and choose for themselves: a launch that chooses, and tables of who is where, would take longer
-// than the choice, and nothing is placed by expert here.
+// Both take the router's logits and choose for themselves (few_choice.cuh); nothing is placed by expert here.
 //
 // Products are mma.m16n8k16 in f16, which holds every e4m3 number; lanes and places as in few.cuh. Scales of 128 columns
 // multiply the fp32 sums of a chunk. A lane asks for ASKED chunks of its rows at once and for the next one as soon as a
@@ -15,65 +14,17 @@
 //          their tokens h; its warps share the columns of K. The first weights are asked for while PART 0 still runs: the
 //          logits were written by the launch before that one.
 //
-// Compile-time: PART, N, K (2 I and H, or H and I), EXPERTS, TOP, ALPHA, LIMIT, ASKED, RESIDENT (CTAs of a multiprocessor). N a
-// multiple of 16, K of 64 up to 4096.
-#include "few.cuh"
+// Compile-time: PART, N, K (2 I and H, or H and I), EXPERTS, TOP, ALPHA, LIMIT, WARPS, ASKED, RESIDENT (CTAs of a multiprocessor). N
+// a multiple of 16, K of 64 up to 4096.
+#include "few_choice.cuh"
 
-constexpr int CHUNK = 64, CHUNKS = K / CHUNK, K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128, HELD = (EXPERTS + 31) / 32;
+constexpr int CHUNK = 64, CHUNKS = K / CHUNK, K_BLOCKS = (K + 127) / 128, N_BLOCKS = (N + 127) / 128;
 static_assert(K_BLOCKS <= 32, "a lane holds one scale");
-constexpr int COUPLES = (TOP + 1) / 2, WARPS = PART == 0 ? 1 : 8, SHARING = PART == 0 ? 1 : WARPS / COUPLES;   // warps of a row
+constexpr int COUPLES = (TOP + 1) / 2, SHARING = PART == 0 ? 1 : WARPS / COUPLES;      // warps of a row
+static_assert(PART == 1 || WARPS == 1, "PART 0 has one warp");
 constexpr int ROWS = PART == 0 ? 16 : 8, N_TILES = N / ROWS, TURNS = (CHUNKS + SHARING - 1) / SHARING;
 static_assert(SHARING > 0, "at most 16 experts of a token");
 extern "C" __device__ const int few_experts_shared_bytes = PART == 0 ? K : 2 * TOP * K;
-
-// The order of two numbers is that of their keys.
-DEVICE uint32 key_of(uint32 bits) { return bits & 0x80000000u ? ~bits : bits | 0x80000000u; }
-DEVICE float number_of(uint32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key); }
-
-struct Choice { int expert[TOP]; float weight[TOP]; };                  // by descending logit, equal ones by ascending expert
-
-// The softmax over the chosen ones alone. By a whole warp.
-DEVICE Choice choose(const float* logits) {
-    int lane = threadIdx.x & 31;
-    uint32 keys[HELD], first = 0;
-#pragma unroll
-    for (int j = 0; j < HELD; ++j)
-        keys[j] = lane + 32 * j < EXPERTS ? key_of(load_once_u32(logits + lane + 32 * j)) : 0;
-    Choice chosen;
-    float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < TOP; ++k) {
-        uint32 best = 0, expert = EXPERTS - 1;
-#pragma unroll
-        for (int j = 0; j < HELD; ++j) best = keys[j] > best ? keys[j] : best;
-        best = __reduce_max_sync(~0u, best);
-#pragma unroll
-        for (int j = HELD - 1; j >= 0; --j) expert = keys[j] == best ? lane + 32 * j : expert;
-        expert = __reduce_min_sync(~0u, expert);
-#pragma unroll
-        for (int j = 0; j < HELD; ++j) keys[j] = lane + 32 * j == expert ? 0 : keys[j];
-        if (k == 0) first = best;
-        chosen.expert[k] = expert;
-        chosen.weight[k] = fast_exp2((number_of(best) - number_of(first)) * 1.4426950408889634f);
-        total += chosen.weight[k];
-    }
-#pragma unroll
-    for (int k = 0; k < TOP; ++k) chosen.weight[k] *= 1.0f / total;
-    return chosen;
-}
-
-template <class T> DEVICE T pick(const T (&of)[TOP], int index) {       // of[index] without an address
-    T found = of[0];
-#pragma unroll
-    for (int i = 1; i < TOP; ++i) found = index == i ? of[i] : found;
-    return found;
-}
-
-// Of the experts chosen, those that are held here, from `first` on, are numbered from 0; the others and those of padding tokens
-// are -1.
-DEVICE int held(int expert, int first, int here, bool real) {
-    return real && expert >= first && expert < first + here ? expert - first : -1;
-}
 
 DEVICE Pieces halves_of(uint4 v) {                                      // 16 e4m3 numbers in f16
     Pieces p;
@@ -84,11 +35,6 @@ DEVICE Pieces halves_of(uint4 v) {                                      // 16 e4
         p.w[2 * i + 1] = f16_of_e4m3((uint16)(in[i] >> 16));
     }
     return p;
-}
-
-DEVICE Pieces pieces_at(const uint8* at) {                              // 16 f16 numbers
-    uint4 a = ((const uint4*)at)[0], b = ((const uint4*)at)[1];
-    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
 // A warp's chunks `first`, first + SHARING, ... of two rows a lane. What is asked for lies in `a` until it is used; a row that

@@ -249,6 +249,19 @@ DEVICE uint32 pack_f16(float low, float high) {
     return r;
 }
 
+// a & b, once: the compiler would rather mask after each of the shifts that follow.
+DEVICE uint32 opaque_and(uint32 a, uint32 b) {
+    uint32 r;
+    asm("and.b32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+DEVICE uint32 either_and(uint32 a, uint32 b, uint32 mask) {             // (a | b) & mask
+    uint32 r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xA8;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
+    return r;
+}
+
 DEVICE uint32 f16_of_e4m3(uint16 two) {
     uint32 r;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));

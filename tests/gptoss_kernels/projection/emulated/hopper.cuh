@@ -76,7 +76,8 @@ struct Meeting {                                                        // of as
         else while (number == mine) await_turn();
     }
 };
-inline Meeting cta, warps[MOST_WARPS], named;
+inline Meeting cta, warps[MOST_WARPS];
+inline std::map<int, Meeting> named;
 inline uint32 board[MOST_WARPS][32][8];                                 // what the lanes of a warp show each other
 
 inline int warp_of() { return threadIdx.x / 32; }
@@ -85,7 +86,7 @@ inline void meet() { warps[warp_of()].arrive_and_wait(); }
 inline void __syncthreads() { cta.arrive_and_wait(); }
 inline void __syncwarp() { meet(); }
 inline bool elect() { return lane_of() == 0; }
-inline void named_sync(int, int) { named.arrive_and_wait(); }           // one name; as many threads as run_grid is told
+inline void named_sync(int name, int threads) { named.try_emplace(name, threads).first->second.arrive_and_wait(); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline uint2 make_uint2(uint32 x, uint32 y) { return {x, y}; }
 inline uint4 make_uint4(uint32 x, uint32 y, uint32 z, uint32 w) { return {x, y, z, w}; }
@@ -178,6 +179,8 @@ inline uint8 to_e4m3(float f) {                                         // round
     int exponent = size > 0 ? std::max(std::ilogb(size), -6) : -6, units = (int)std::nearbyint(std::ldexp(size, 3 - exponent));
     return (std::signbit(f) ? 128 : 0) | (units + ((exponent + 6) << 3));
 }
+inline uint32 opaque_and(uint32 a, uint32 b) { return a & b; }
+inline uint32 either_and(uint32 a, uint32 b, uint32 mask) { return (a | b) & mask; }
 inline uint16 pack_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
 inline uint32 f16_of_e4m3(uint16 two) { return pack_f16(from_e4m3((uint8)two), from_e4m3(two >> 8)); }
 inline float fast_exp2(float x) { return std::exp2(x); }
@@ -257,8 +260,7 @@ void wgmma_first(float (&d)[COUNT], uint32 a0, uint32 a1, uint32 a2, uint32 a3, 
     meet();
 }
 
-// Every CTA of a grid, one after the other. together: threads that meet at the named barrier.
-inline int together = 0;
+// Every CTA of a grid, one after the other.
 template <class Kernel, class... Arguments> void run_grid(int blocks, int threads, Kernel kernel, Arguments... arguments) {
     stacks.resize((long long)threads * STACK);
     auto call = [=] { kernel(arguments...); };
@@ -266,7 +268,7 @@ template <class Kernel, class... Arguments> void run_grid(int blocks, int thread
     gridDim.x = blocks;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
         threads_of_cta.assign(threads, Thread{});
-        cta = Meeting(threads), named = Meeting(together);
+        cta = Meeting(threads), named.clear();
         for (int w = 0; w < threads / 32; ++w) warps[w] = Meeting(32);
         for (bool left = true; left;) {
             long before = changes;

@@ -219,7 +219,7 @@ def _decode_experts(config: ModelConfig, b: int, parts: Mapping[str, Part]) -> l
     layers, h, inner = config.num_layers, config.hidden_size, config.intermediate_size
     up, down, rows, where = (parts["experts_gate_up"], parts["experts_down"], b * config.experts_per_token,
                              f"E{config.num_experts}/T{b}")
-    if b <= few_cuda.MOST_TOKENS:
+    if b <= few_cuda.MOST_TOKENS["fp8"]:
         chosen = 4.0 * config.num_experts
         return [
             _router_logits(config, b, parts["router"]),

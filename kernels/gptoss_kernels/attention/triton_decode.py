@@ -14,8 +14,9 @@ the capacity and the launch can be captured in a CUDA graph and replayed as leng
 Pages in e4m3 are widened to the query's format as they are read, which is exact; the key's scale is folded into the
 score's and the value's into a split's output, once per head.
 
-Overlapping launches: lengths and sinks are asked for before the wait. With LATE (chosen for heads of 64) the kernel
-behind may start after the last key, so that weights it asks for early do not come past the keys; without, at once.
+Overlapping launches: lengths are asked for before the wait (`PagedDecode.step` writes them, and the page table after
+them). With LATE (chosen for heads of 64) the kernel behind may start after the last key, so that weights it asks for
+early do not come past the keys; without, at once.
 
 What is lost: the merge is a second launch, about 2 us outside a graph; a split writes fp32 partial outputs.
 """
@@ -61,17 +62,17 @@ def decode_kernel(
     begin, end, used = _split_range(length, window, split, SPLITS, BLOCK_N, WINDOWED)
     if split >= used:
         return
+    wait_for_previous()
+    if not LATE:
+        let_next_start()
     row = tl.arange(0, ROWS)
     head = kv_head * GROUP + row
     real = row < GROUP
     offs_d = tl.arange(0, HEAD_DIM)
     offs_n = tl.arange(0, BLOCK_N)
     b = sequence.to(tl.int64)
-    sink = tl.where(real, load_early(sinks + head, real).to(tl.float32) * LOG2E, float("-inf"))
-    wait_for_previous()
-    if not LATE:
-        let_next_start()
     qb = tl.load(q + b * stride_qb + head[:, None] * stride_qh + offs_d[None, :], mask=real[:, None], other=0.0)
+    sink = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32) * LOG2E
     m = tl.full([ROWS], float("-inf"), tl.float32)
     if SINK_FIRST:
         m = tl.where(split == 0, sink, m)                                    # once, in the first split
@@ -147,7 +148,6 @@ def merge_kernel(
     head = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     _, _, used = _split_range(load_early(kv_lens + b, True), window, 0, SPLITS, BLOCK_N, WINDOWED)
-    sink = load_early(sinks + head, True).to(tl.float32) * LOG2E
     after_previous()
     split = tl.arange(0, SPLIT_ROWS)
     offs_d = tl.arange(0, HEAD_DIM)
@@ -161,6 +161,7 @@ def merge_kernel(
     safe = top_keys
     total = keys
     if not SINK_FIRST:                                                       # once, here
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
         all_top = tl.maximum(top, sink)
         safe = tl.where(all_top == float("-inf"), 0.0, all_top)
         total = keys * tl.math.exp2(top - safe) + tl.math.exp2(sink - safe)

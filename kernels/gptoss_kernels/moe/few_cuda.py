@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 ROWS = (16, 8)
 """Of an expert, that a CTA takes at once, in each part."""
-MOST_TOKENS = 1
-"""Up to so many tokens this form is the faster one."""
+MOST_TOKENS = {"fp8": 2, "mxfp4": 1}
+"""Up to so many tokens this way is the faster one, by form of the weights."""
 MOST_EXPERTS = {"fp8": 16, "mxfp4": 4}
 """Of a token."""
 
@@ -145,5 +145,5 @@ def takes(tokens: int, weights: LayerWeights, precision: dict[str, object]) -> b
     """Whether a layer of so many tokens can go this way, and is then faster. precision: logits_dtype and weight_dtype
     of `routing.route`, which this form leaves at their defaults."""
     form = weights.gate_up.form
-    return (tokens <= MOST_TOKENS and form in TUNED and weights.experts_per_token <= MOST_EXPERTS[form]
+    return (tokens <= MOST_TOKENS.get(form, 0) and weights.experts_per_token <= MOST_EXPERTS[form]
             and all(kept == torch.float32 for kept in precision.values()))

@@ -5,7 +5,7 @@
 Nothing synchronises with the host: buffers are sized for any routing, and every launch reads its sizes on the device,
 so a layer can be captured in a CUDA graph. Launches of the `cuda` backend: routing 2 or 3, quantise 2 (up to 128 tokens
 a part of the routing), GEMM 2, combine 1. Up to 128 tokens, or with MXFP4 weights, its GEMMs take the decode form;
-above, the tensor-core form with SwiGLU fused. One token with FP8 experts takes three launches in all (`few_cuda`).
+above, the tensor-core form with SwiGLU fused. One token, or two with FP8 experts: three launches in all (`few_cuda`).
 `choose("moe_layer", backend, device=..., expert_form=..., dtype=..., hidden_size=...)` decides once and says why.
 The same backends serve the two halves: "choose_experts", and "moe", the experts alone after a choice made elsewhere,
 whose rows may be quantised already.

@@ -175,8 +175,8 @@ def part_of(w, first, last):
 @pytest.mark.parametrize("tokens", [1, 9, 129, 3000])
 def test_rows_that_are_quantised_and_routed_already(make, tokens):
     """The halves of the layer, out of a larger buffer and into memory that was given, by what the layer gives for the
-    experts of a rank. A norm that is summed in another order may round otherwise; one token's layer rounds nothing to
-    e4m3 between its products."""
+    experts of a rank. A norm that is summed in another order may round otherwise; a single token's layer rounds nothing
+    to e4m3 between its products."""
     w, x = layer(make), torch.randn(tokens, 320, device="cuda").bfloat16()
     held = {name: ExpertMatrices(m.form, m.values[4:13].contiguous(), m.scales[4:13].contiguous())
             for name, m in (("gate_up", w.gate_up), ("down", w.down))}

@@ -59,14 +59,14 @@ def test_grids_by_hand():
     assert first["rope and cache, full"].grid == (8192 // 8, 8 + 2)             # 8 tokens of 8 heads of 32 pairs
     assert first["attention, window"].grid == (8192 // 8, 8) and first["attention, full"].grid == (132,)
     assert first["choose experts"].grid == (128,) and first["gate/up product"].threads == 384
-    one, two, many = ({x.what: x for x in profile_kernels.decode(BIG, 8192, b)} for b in (1, 2, 32))
+    one, few, many = ({x.what: x for x in profile_kernels.decode(BIG, 8192, b)} for b in (1, 3, 32))
     assert one["QKV, norm included"].grid == (5120 // 16,) and one["output, residual included"].grid == (2880 // 16,)
     assert one["attention, full"].grid == (66, 8, 1) and many["attention, full"].grid == (2, 8, 32)
     logits = "router logits and quantised rows"                     # 2 or 8 experts of 1 or 2 tokens, and the rows
     assert one["attention, window"].grid == (1, 8, 1) and one[logits].grid == (1, 128 // 2 + 1)
-    assert many[logits].grid == (32 // 2, 128 // 8 + 1) and two["choose and place"].grid == (1,)
+    assert many[logits].grid == (32 // 2, 128 // 8 + 1) and few["choose and place"].grid == (1,)
     assert many["choose experts"].grid == (32,) and many["combine, residual included"].grid == (32, 3)
-    assert two["gate/up product"].threads == 288 and "gate/up product" not in one
+    assert few["gate/up product"].threads == 288 and "gate/up product" not in one
     assert one["gate/up product, choice included"].grid == (4 * 5760 // 16,)    # of every expert of the token
     assert one["down product, sum included"].grid == (2880 // 8,)
     routing = {tokens: [(x.kernel, x.grid) for x in profile_kernels.prefill(BIG, tokens) if x.kind == "routing"]

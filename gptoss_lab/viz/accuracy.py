@@ -11,13 +11,13 @@ table is what decides.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
 
 from gptoss_lab.train.study.names import BASELINE, CONTROL, EXACT, EXPERTS, FAR, KL, LOSS, SAME
-from gptoss_lab.train.study.verdicts import effects, verdicts
+from gptoss_lab.train.study.verdicts import ANSWERS, effects, verdicts
 from gptoss_lab.viz import style
 from gptoss_lab.viz.table import Table, table
 
@@ -53,14 +53,19 @@ def dots(rows: Iterable[Row], case: str) -> list[tuple[str, float, float, float]
     ]
 
 
-def dots_figure(rows: Iterable[Row], case: str = EXACT, origin: str = "recorded") -> go.Figure:
+def dots_figure(
+    rows: Iterable[Row], case: str = EXACT, origin: str = "recorded", variants: Collection[str] = (),
+) -> go.Figure:
     """One measure of every variant with its 95 % interval, the baseline as a line. Without rows it says so.
 
-    case: a key of MEASURES; ValueError for another.
+    rows: of the whole study, by which each variant is judged. case: a key of MEASURES; ValueError for another.
+    variants: draw these alone, beside what they are judged by (default: all).
     """
     if case not in MEASURES:
         raise ValueError(f"no measure is called {case!r}; there are {', '.join(MEASURES)}")
     rows = list(rows)
+    judged = {name for name, effect in effects(rows).items() if effect.changes == ANSWERS}
+    rows = only(rows, *variants) if variants else rows
     found = dots(rows, case)
     fig = go.Figure()
     if not found:
@@ -81,7 +86,7 @@ def dots_figure(rows: Iterable[Row], case: str = EXACT, origin: str = "recorded"
     if logarithmic:
         fig.update_xaxes(type="log", dtick=1, exponentformat="power")
     fig.update_yaxes(categoryorder="array", categoryarray=[name for name, *_ in found][::-1], title_text="")
-    return style.finish(fig, _finding(rows, case), origin, source(rows), showlegend=False,
+    return style.finish(fig, _finding(rows, case, judged), origin, source(rows), showlegend=False,
                         height=190 + 28 * len(found), margin={"l": 190})
 
 
@@ -148,13 +153,13 @@ def _draw(fig: go.Figure, name: str, value: float, low: float, high: float, case
     )
 
 
-def _finding(rows: list[Row], case: str) -> str:
-    """The title: what the figure shows, as a sentence."""
+def _finding(rows: list[Row], case: str, judged: Collection[str]) -> str:
+    """The title: what the figure shows, as a sentence. judged: the variants that change the answers."""
     found = latest(rows, case)
     if case in (EXACT, FAR) and BASELINE in found:
-        base, others = found[BASELINE]["value"], [r for name, r in found.items() if name != BASELINE]
-        worse = sum(r["conditions"]["p"] < 0.05 / len(others) for r in others)
-        return f"{base:.1%} right; {worse} of {len(others)} variants differ in the answers"
+        others = set(found) - {BASELINE, CONTROL}
+        return (f"{found[BASELINE]['value']:.1%} right; {len(others & set(judged))} of {len(others)} variants change "
+                "the answers")
     if case in (SAME, EXPERTS):
         return f"{sum(r['value'] == 1.0 for r in found.values())} of {len(found)} variants change none"
     if case == KL:

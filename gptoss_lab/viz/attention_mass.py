@@ -13,6 +13,7 @@ import torch
 
 from gptoss_lab.viz import style
 
+RUNNING = 16                    # tokens of a running mean
 
 def share(keys: int, sink: float) -> float:
     """e^s / (n + e^s): the sink's share beside n keys of logit 0. With no keys at all it is 1 (0 for no sink)."""
@@ -42,21 +43,36 @@ def share_figure(sinks: Sequence[float], window: int, longest: int) -> go.Figure
 def position_figure(
     mass: torch.Tensor, sliding: Sequence[bool], window: int, origin: str, what: str
 ) -> go.Figure:
-    """A model's sink share by position, averaged over the heads and layers of a kind. mass: [L, T, H] in 0..1."""
+    """A model's sink share by position, averaged over the heads and layers of a kind, and over RUNNING tokens.
+
+    mass: [L, T, H] in 0..1.
+    """
     fig = go.Figure()
     kinds = torch.tensor(list(sliding))
     means = {}
     for name, chosen, colour in (("full layers", ~kinds, style.BLUE), ("sliding layers", kinds, style.OCHRE)):
         if not bool(chosen.any()):
             continue
-        means[name] = 100 * mass[chosen].double().mean(dim=(0, 2))
-        fig.add_scatter(x=list(range(1, mass.shape[1] + 1)), y=[round(y, 4) for y in means[name].tolist()], name=name,
-                        mode="lines", line={"color": colour})
+        share = 100 * mass[chosen].double().mean(dim=(0, 2))
+        means[name] = _running(share)
+        places, opacity = list(range(1, mass.shape[1] + 1)), ((share, 0.25, 1), (means[name], 1.0, 2.5))
+        for values, alpha, width in opacity:
+            fig.add_scatter(x=places, y=[round(y, 4) for y in values.tolist()], name=name, mode="lines", opacity=alpha,
+                            line={"color": colour, "width": width}, showlegend=alpha == 1.0)
     if mass.shape[1] > window:
         fig.add_vline(x=window, line={"color": style.MUTED, "dash": "dot", "width": 1})
-        fig.add_annotation(x=math.log10(window), y=1, yref="paper", text=f" token {window}", xanchor="left",
+        fig.add_annotation(x=window, y=1, yref="paper", text=f" token {window}", xanchor="left",
                            showarrow=False, font={"color": style.MUTED})
-    fig.update_xaxes(title_text="tokens so far", type="log", dtick=1)
-    fig.update_yaxes(title_text="share of the sink, %", type="log", tickvals=[1, 2, 5, 10, 20, 50, 100])
-    ends = ", ".join(f"{y[-1]:.1f} % in {name}" for name, y in means.items())
-    return style.finish(fig, f"At token {mass.shape[1]} the sinks hold {ends}", origin, what)
+    fig.update_xaxes(title_text=f"tokens so far (broad lines: mean of {RUNNING})")
+    fig.update_yaxes(title_text="share of the sink, %", range=[0, 100])
+    last = min(RUNNING, mass.shape[1])
+    ends = ", ".join(f"{y[-1]:.0f} % in {name}" for name, y in means.items())
+    return style.finish(fig, f"Over the last {last} tokens the sinks hold {ends}", origin, what)
+
+
+def _running(values: torch.Tensor) -> torch.Tensor:
+    """values [T] -> the mean of each and the up to RUNNING - 1 before it."""
+    sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
+    ends = torch.arange(1, len(values) + 1)
+    begins = (ends - RUNNING).clamp(min=0)
+    return (sums[ends] - sums[begins]) / (ends - begins)

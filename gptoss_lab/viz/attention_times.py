@@ -22,6 +22,7 @@ from gptoss_lab.viz.table import Table, table
 
 Row = Mapping[str, Any]
 BARE = " without sinks"
+COSTS_SHOWN = 50.0              # per cent, to either side
 COLUMNS = ("case", "backend", "bound, us", "time, us", "% of bound", "rate", "spread, %", "run", "origin")
 LIVE = (
     (bench.Case("prefill", 4096, 4096), ("gluon", "triton")),
@@ -113,7 +114,8 @@ def costs_table(rows: Iterable[Row], origin: str = "recorded", beyond: bool = Fa
 
 
 def costs_figure(rows: Iterable[Row], names: Sequence[str], origin: str = "recorded") -> go.Figure:
-    """`sink_costs` of the cases `names`: a mark and the spread for each pair, filled where the cost lies beyond it."""
+    """`sink_costs` of the cases `names`: a mark and the spread for each pair, filled where the cost lies beyond it. The
+    axis ends where the costs are clear to see; a longer bar says how long it is."""
     pairs = [pair for pair in sink_costs(rows) if pair[0] in names]
     cases = [case for case in names if any(case == pair[0] for pair in pairs)]
     backends = sorted({pair[1] for pair in pairs})
@@ -129,8 +131,12 @@ def costs_figure(rows: Iterable[Row], names: Sequence[str], origin: str = "recor
             marker={"size": 9, "color": colour, "line": {"width": 1.8, "color": colour},
                     "symbol": [symbol if abs(cost) > spread else f"{symbol}-open" for *_, cost, spread in found]},
             hovertemplate="%{text}: %{x:+.1f} %<extra></extra>")
+        for case, *_, spread in found:
+            if spread > COSTS_SHOWN:
+                fig.add_annotation(x=COSTS_SHOWN, y=_place(cases, pairs, case, backend), text=f"± {spread:.0f} % →",
+                                   showarrow=False, xanchor="right", yanchor="bottom", font={"color": colour})
     fig.add_vline(x=0, line={"color": style.MUTED, "width": 1, "dash": "dot"})
-    fig.update_xaxes(title_text="time with the sink over time without it, % more")
+    fig.update_xaxes(title_text="time with the sink over time without it, % more", range=[-COSTS_SHOWN, COSTS_SHOWN])
     fig.update_yaxes(title_text="case", tickvals=list(range(len(cases))), ticktext=cases,
                      range=[len(cases) - 0.4, -0.6])
     within = sum(abs(cost) <= spread for *_, cost, spread in pairs)

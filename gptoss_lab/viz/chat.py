@@ -16,7 +16,7 @@ from typing import Any
 import ipywidgets
 from IPython.display import display
 
-from gptoss_lab.harmony import Message, assistant, parse, render, render_message, tool_result, user
+from gptoss_lab.harmony import Developer, Message, assistant, parse, render, render_message, tool_result, user
 from gptoss_lab.viz.conversation import LOOK, show
 from gptoss_lab.viz.explore import VIEW
 
@@ -73,12 +73,17 @@ class Chat:
     messages: tuple[Message, ...]
 
     def __str__(self) -> str:
-        return "\n".join(f"{label(message)}: {text(message)}" for message in self.messages)
+        return "\n".join(f"{label(m)}: {text(m, self.has_functions)}" for m in self.messages)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return "".join(map(_block, self.messages))
+        return "".join(_block(message, self.has_functions) for message in self.messages)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether a developer message describes tools: the system message then says where calls go."""
+        return any(isinstance(m.content, Developer) and m.content.tools for m in self.messages)
 
 
 def label(message: Message) -> str:
@@ -88,17 +93,19 @@ def label(message: Message) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def text(message: Message) -> str:
+def text(message: Message, has_functions: bool = False) -> str:
     """The body; that of a system or developer message as it is rendered."""
-    return message.content if isinstance(message.content, str) else str(show(render_message(message)))
+    if isinstance(message.content, str):
+        return message.content
+    return str(show(render_message(message, has_functions=has_functions)))
 
 
-def _block(message: Message) -> str:
+def _block(message: Message, has_functions: bool) -> str:
     """One message: a coloured edge for its channel, its tokens inside, folded when it is not for the user."""
     kind = message.channel if message.channel in LOOK else message.role
     colour = LOOK.get(kind, LOOK["assistant"])[0]
     is_open = " open" if message.role == "user" or message.channel == "final" else ""
-    body = show(render_message(message))._repr_html_()
+    body = show(render_message(message, has_functions=has_functions))._repr_html_()
     summary = html.escape(f"{label(message)}: {_first_line(message)}")
     return (f'<details{is_open} style="border-left:10px solid {colour};padding-left:8px;margin:4px 0">'
             f"<summary>{summary}</summary>{body}</details>")

@@ -56,8 +56,9 @@ def path_figure(
 ) -> go.Figure:
     """One layer: the weight that each token gives to each expert. ids, weights: [L, T, k]. labels: the T tokens."""
     dense = torch.zeros(ids.shape[1], num_experts).scatter_(1, ids[layer].long(), weights[layer].float())
+    rows = [f"{i} · {label.replace(' ', '␣')}" for i, label in enumerate(labels)]
     fig = go.Figure(go.Heatmap(
-        z=dense.tolist(), x=list(range(num_experts)), y=[f"{i} {label}" for i, label in enumerate(labels)],
+        z=dense.tolist(), x=list(range(num_experts)), y=rows,
         xgap=1, ygap=1, zmin=0, zmax=1, colorscale=style.SEQUENTIAL,
         colorbar={"title": {"text": "weight"}},
         hovertemplate="token %{y}, expert %{x}: %{z:.3f}<extra></extra>",

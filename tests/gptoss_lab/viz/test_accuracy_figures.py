@@ -54,8 +54,19 @@ def test_the_figure_has_every_variant_its_interval_and_the_baseline(rows):
     assert mark.x[0] - mark.error_x.arrayminus[0] == pytest.approx(67.08, abs=0.01)
     line, band = fig.layout.shapes
     assert line.x0 == line.x1 == pytest.approx(97.0) and band.x0 < 97.0 < band.x1
-    assert fig.layout.title.text == "97.0% right; 1 of 3 variants differ in the answers"
+    assert fig.layout.title.text == "97.0% right; 1 of 3 variants change the answers"
     assert "recorded · nano, weights abc; 1,000 held-out problems" in fig.layout.title.subtitle.text
+
+
+def test_a_few_variants_are_drawn_and_judged_among_all(rows):
+    """p = 0.03 would be significant alone, not beside so many; the control is no variant."""
+    more = [row for n in range(3) for row in rows_of(f"other {n}", 968, 3, 5, 1e-4, 0.98)]
+    near = rows_of("near", 960, 4, 14, 0.1, 0.9)
+    assert 0.05 / 7 < near[0]["conditions"]["p"] < 0.05
+    fig = accuracy.dots_figure([*rows, *more, *near, *rows_of(CONTROL, 970, kl=0.0)],
+                               variants=["near", "sinks ignored"])
+    assert {trace.y[0] for trace in fig.data} == {"near", "sinks ignored", BASELINE, CONTROL}
+    assert fig.layout.title.text == "97.0% right; 1 of 2 variants change the answers"
 
 
 def test_a_divergence_of_0_is_marked_at_the_edge(rows):

@@ -130,7 +130,10 @@ def test_the_position_figure_averages_each_kind_of_layer():
     found = {trace.name: list(trace.y) for trace in figure.data}
     assert found == {"full layers": [12.5] * 3, "sliding layers": [30.0] * 3}
     only = attention_mass.position_figure(mass, [False] * 4, 128, "live", "x")
-    assert [trace.name for trace in only.data] == ["full layers"]
+    assert [trace.name for trace in only.data] == ["full layers"] * 2
+    rising = torch.arange(40.0)[None, :, None].expand(1, 40, 1) / 100
+    thin, broad = attention_mass.position_figure(rising, [False], 128, "live", "x").data
+    assert list(thin.y)[:3] == [0.0, 1.0, 2.0] and list(broad.y)[:3] == [0.0, 0.5, 1.0] and broad.y[39] == 31.5
 
 
 def test_where_the_attention_goes_when_the_first_token_is_dropped():

@@ -71,6 +71,9 @@ def test_the_cost_figure_fills_only_what_lies_beyond_the_spread():
     assert list(trace.error_x.array) == [pytest.approx(3.0), pytest.approx(2.0)]
     assert list(figure.layout.yaxis.ticktext) == ["a", "b"] and "1 of 2 pairs" in figure.layout.title.text
     assert times.costs_table(rows, beyond=True).frame["case"].tolist() == ["b"]
+    far = times.costs_figure([row("a", "x", 100.0), row("a", "x without sinks", 90.0, peer=("x", 100.0), spread=2.1)],
+                             ["a"])
+    assert [note.text for note in far.layout.annotations] == ["± 210 % →"] and max(far.layout.xaxis.range) == 50
     assert "No pair is recorded" in times.costs_figure([], ["a"]).layout.title.text
 
 

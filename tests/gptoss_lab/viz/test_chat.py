@@ -70,6 +70,8 @@ def test_channels_stand_apart_and_every_token_is_there():
     for label in ("user: 17 * 23?", "assistant · analysis: Use it.", "functions.multiply · commentary: 391",
                   "assistant · commentary · to functions.multiply", "assistant · final: It is 391."):
         assert label in html.unescape(drawn) and label.split(":")[0] in str(shown)
+    line = "Calls to these tools must go to the commentary channel"
+    assert line in str(shown).replace("¦", "") and "commentary channel" not in str(chat.Chat((START[0], user("x"))))
     assert "title=" in drawn and re.search(r"\b200012\b", drawn)  # ids on hover
     evil = chat.Chat((user("<script>alert(1)</script>"),))._repr_html_()
     assert "<script>" not in evil

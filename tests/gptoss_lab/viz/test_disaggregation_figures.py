@@ -144,7 +144,7 @@ def test_goals_out_of_reach(kernels):
 
 
 def test_what_the_notebook_says_of_splitting():
-    """With traffic the split is cheaper for every mix but the last, where it costs the same; with little it never is."""
+    """With traffic the split is cheaper for every mix but the last, which costs the same; with little it never is."""
     engine = calibrate(read_rows(recorded_folder()))
     much, little = (pools.sized(engine, BIG, rate, GOALS, precision=SERVED) for rate in (200, 2))
     assert all(both.split.usd_per_day < both.shared.usd_per_day for both in much[:-1])

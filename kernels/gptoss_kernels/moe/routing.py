@@ -507,8 +507,8 @@ def route(
     the weights are rounded to. align: rows of a tile, a power of two. local_experts: [first, last) of the experts held
     here (expert parallelism); rows of others get no place. num_tokens: [1] int32 on x's device, how many of the T rows
     are real; the rest get id -1, weight 0 and no place (None: all are real). quantise: also the rows themselves,
-    normalised, in e4m3 (`Routing.quantised`), where that costs no launch: up to FEW_TOKENS tokens, else None. The kernel
-    launched last must not be what wrote the router, its bias or the norm's weight: it may still run. Raises ValueError
+    normalised, in e4m3 (`Routing.quantised`), where that costs no launch: up to FEW_TOKENS tokens, else None. What was
+    launched last must not have written the router, its bias or the norm's weight: it may still run. Raises ValueError
     on shapes or settings that do not fit.
     """
     _check_route(x, router_weight, router_bias, norm_weight)

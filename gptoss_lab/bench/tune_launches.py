@@ -36,7 +36,8 @@ HEADS, KV_HEADS, WINDOW, SMS = 64, 8, 128, 132
 
 @dataclass(frozen=True)
 class Launch:
-    """One way to launch a kernel. made_for: what it suits, for example "as for 7168". chosen: the fast forward's."""
+    """One way to launch a kernel. made_for: what it suits, for example "as for 7168". chosen: what the
+    kernel's own rule gives for 2880, whether or not a served step takes this kernel."""
 
     name: str
     made_for: str
@@ -91,7 +92,7 @@ def launches(case: Case) -> tuple[Launch, ...]:
 
 
 def chosen(case: Case) -> Launch:
-    """The launch of a case that the fast forward makes."""
+    """The launch of a case that the kernel's own rule gives."""
     return next(launch for launch in launches(case) if launch.chosen)
 
 

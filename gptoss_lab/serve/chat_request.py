@@ -3,16 +3,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Text = Annotated[str, Field(max_length=4 * 2**20)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_\-.]{1,64}$")]
 
 
 class Strict(BaseModel):
-    """No conversions, no unknown fields."""
+    """No conversions, no unknown fields; one that is null counts as absent, since some clients send all they know."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
 class TextPart(Strict):

@@ -123,7 +123,8 @@ def prefill(config: ModelConfig, tokens: int) -> list[Launch]:
     norm, quantise = VECTOR["norm"], VECTOR["quantise"]
     return [
         _torch("embedding", "embedding", 1, "fp32", 0.0, 4.0 * t * h),
-        _quantise("first norm and quantise, before QKV", 1, t, h, norm + quantise),
+        _quantise("first norm and quantise, before QKV", 1, t, h, norm + quantise, (
+            _tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton"))),
         _product("QKV product", layers, parts["qkv_projection"], t, _scaled(h), 2 * config.qkv_size,
                  (_tuned("QKV product", t),)),
         *_rope(config, t, "rope and cache", layers, full),
@@ -182,12 +183,12 @@ def _tuned(kernel: str, t: int, experts: int = 0) -> Source:
     return "profile", case.name, chosen(case).name
 
 
-def _quantise(what: str, layers: int, t: int, columns: int, vector: int) -> Launch:
-    """t rows to e4m3, in their order. vector: operations per element."""
+def _quantise(what: str, layers: int, t: int, columns: int, vector: int, sources: tuple[Source, ...] = ()) -> Launch:
+    """t rows to e4m3, in their order. vector: operations per element. sources: what was timed has scales column by
+    column, as the dense product takes them."""
     launch = norm_quantise_config(t, columns, False)
     return Launch(what, "_norm_quantise_kernel", layers, (t,), 32 * launch["num_warps"], "fp32",
-                  float(vector * t * columns), t * (2 * columns + _scaled(columns)),
-                  (_tuned("norm and quantise", t), ("profile", f"norm and quantise/T{t}", "triton")))
+                  float(vector * t * columns), t * (2 * columns + _scaled(columns)), sources)
 
 
 def _place_scales(config: ModelConfig, t: int) -> Launch:

@@ -16,14 +16,14 @@ from gptoss_lab.viz.table import Table, table
 Row = Mapping[str, Any]
 REASONS = {
     "QKV product": "promotion to fp32 every 128 columns; 27 column tiles of 192 where 20 of 256 would do",
-    "output product, residual included": "promotion to fp32 every 128 columns; the last of 8 rounds is a third full",
+    "output product, residual included": "promotion to fp32 every 128 columns; the last of 8 rounds is a quarter full",
     "gate/up product": "promotion to fp32 every 128 columns; padding of each expert's rows to 128",
     "down product": "at the ridge: bytes and arithmetic take as long; padding as before",
     "attention, full": "with heads of 64 an exponential costs as much as its two products",
     "attention, window": "tiles of 8 queries fetch some 140 keys each, from L2; exponentials as before",
     "decode_kernel": "one wave of at most 528 programs; a short sequence is over before the memory is at speed",
     "_choose_one_kernel": "one program of one warp a token, and its own launch",
-    "decode_gemm": "items of 128 or 256 weight rows dealt to 132 SMs; one token makes 92 of them",
+    "decode_gemm": "items of 128 or 256 weight rows dealt to 132 SMs",
     "few_experts": "logits, choice and first weights wait for one another, and a launch of each part",
     "first norm and quantise, before QKV": "so short that a plain copy is behind too; a row's sum comes before its "
                                            "stores",

@@ -21,6 +21,7 @@ from gptoss_lab.viz.table import Table, table
 
 Row = Mapping[str, Any]
 ROOFS = {"fp8": H200.fp8_flop_per_second, "bf16": H200.bf16_flop_per_second, "fp32": FP32_FLOPS}
+RIGHT = 4.4                     # power of ten at which the FLOPs per byte end: room for the roofs' names
 _SYMBOLS = {"fp8": "circle", "bf16": "square", "fp32": "diamond"}
 
 
@@ -65,18 +66,18 @@ def figure(steps: Mapping[str, Sequence[Launch]], rows: Iterable[Row], names: bo
     """Roofline of one or more steps, each in its colour. names: write each launch's name beside its mark."""
     rows, fig, count, reached = list(rows), go.Figure(), 0, []
     for unit, top in ROOFS.items():
-        xs = [0.1, ridge(unit), 1e4]
+        xs = [0.1, ridge(unit), 10**RIGHT]
         fig.add_scatter(x=xs, y=[roof(x, unit) / 1e12 for x in xs], mode="lines", showlegend=False,
                         line={"color": style.MUTED, "width": 1.2}, hoverinfo="skip")
-        fig.add_annotation(x=4, y=log10(top / 1e12), text=f"{unit}, {top / 1e12:,.0f}", showarrow=False,
-                           xanchor="right", yshift=-9, font={"size": 11, "color": style.MUTED})
+        fig.add_annotation(x=RIGHT, y=log10(top / 1e12), text=f"{unit}, {top / 1e12:,.0f}", showarrow=False,
+                           xanchor="right", yshift=9, font={"size": 11, "color": style.MUTED})
     for (name, launches), colour in zip(steps.items(), style.PALETTE, strict=False):
         found = points(launches, rows)
         count, reached = count + len(found), [*reached, *(p.reached for p in found if p.reached is not None)]
         _marks(fig, name, found, colour)
         if names:
             _names(fig, found)
-    fig.update_xaxes(type="log", title_text="FLOP per byte", range=[-1, 4], dtick=1)
+    fig.update_xaxes(type="log", title_text="FLOP per byte", range=[-1, RIGHT], dtick=1)
     fig.update_yaxes(type="log", title_text="TFLOP/s", dtick=1,
                      range=[min([-1.0, *(log10(speed / 1e12) - 0.2 for speed in reached)]), 4.3])
     shares = ", ".join(f"{name} {arithmetic_share(launches):.0%}" for name, launches in steps.items())
@@ -125,12 +126,14 @@ def _names(fig: go.Figure, found: Sequence[Point]) -> None:
     slanted = _together([p for p in found if p.launch.limited_by == "bytes"])
     flat = _together([p for p in found if p.launch.limited_by != "bytes"])
     left = [one for one in slanted if log10(one[0].intensity) < 1.4]
-    for n, (mark, name) in enumerate(left):
-        _leader(fig, mark, name, 1.45, -0.75 + 2.0 * n / max(1, len(left) - 1), "left")
-    for n, (mark, name) in enumerate(slanted[len(left):]):
-        _leader(fig, mark, name, 2.85, 0.95 + 0.27 * n, "left")
-    for n, (mark, name) in enumerate(flat):
-        _leader(fig, mark, name, 1.6, 3.15 + 0.28 * n, "right")
+    lines = sum(name.count("<br>") + 1 for _, name in left)
+    columns = ((left, 1.45, -0.75, 2.0 / max(1, lines - 1), "left"), (slanted[len(left):], 3.05, 0.95, 0.27, "left"),
+               (flat, 1.6, 3.15, 0.28, "right"))
+    for found, x, y, step, anchor in columns:
+        for mark, name in found:
+            more = name.count("<br>")                                   # a label stands at the middle of its lines
+            _leader(fig, mark, name, x, y + step * more / 2, anchor)
+            y += step * (more + 1)
 
 
 def _together(found: Sequence[Point], nearer: float = 1.06) -> list[tuple[Point, str]]:
@@ -141,8 +144,18 @@ def _together(found: Sequence[Point], nearer: float = 1.06) -> list[tuple[Point,
             groups[-1].append(p)
         else:
             groups.append([p])
-    return [(group[0], " · ".join(p.launch.what.split(", ")[0] if ", residual" in p.launch.what else p.launch.what
-                                  for p in group)) for group in groups]
+    return [(group[0], _in_lines(p.launch.what.split(", ")[0] if ", residual" in p.launch.what else p.launch.what
+                                 for p in group)) for group in groups]
+
+
+def _in_lines(names: Iterable[str], longest: int = 40) -> str:
+    """Names one after the other, in lines of so many letters at most where a name itself is not longer."""
+    lines = [""]
+    for name in names:
+        if lines[-1] and len(lines[-1]) + 3 + len(name) > longest:
+            lines.append("")
+        lines[-1] += (" · " if lines[-1] else "") + name
+    return "<br>".join(lines)
 
 
 def _leader(fig: go.Figure, p: Point, name: str, x: float, y: float, anchor: str) -> None:

@@ -119,7 +119,7 @@ def _verdict(claim: Claim, effect: Effect | None, base: Row | None) -> Verdict:
     else:
         shows = None if effect.changes == ODDS else effect.changes != ANSWERS
         how = {NOTHING: "shows, nothing changes", NO_MORE: "shows, no more changes than by rounding",
-               ODDS: "no answer is lost, but the odds move", ANSWERS: "does not show"}[effect.changes]
+               ODDS: "the odds move, but not significantly many answers", ANSWERS: "does not show"}[effect.changes]
     return Verdict(claim, shows, f"{claim.says}: {how}. {_capital(effect.words)}.")
 
 

@@ -321,6 +321,13 @@ def test_bad_requests_are_refused_in_the_clients_own_shape(live, change, param, 
     assert set(error.body) == {"message", "type", "param", "code"}
 
 
+def test_what_is_not_offered_counts_as_absent_where_it_is_null(live):
+    nulls = dict.fromkeys(("stop", "logit_bias", "tools", "seed", "service_tier"))
+    body = {"model": "nano", "messages": [{**user("hello")[0], "name": None, "audio": None}], **nulls}
+    found = live.client.post("/chat/completions", body=body, cast_to=object)
+    assert found["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_prompt_that_leaves_no_room_is_refused_and_one_that_leaves_little_is_cut(live):
     with serving(scripted(SCRIPT, fallback=ids("<|channel|>final<|message|>" + "x y" * 500)), max_context=90) as small:
         with pytest.raises(openai.BadRequestError, match="prompt and answer together may have 90") as caught:

@@ -36,6 +36,21 @@ def fast_row(value, **more):
                     model="gpt-oss-120b", tokens=8192, batch=1, **more)
 
 
+@pytest.mark.parametrize("launched", [PROMPT, *(profile_kernels.decode(BIG, n, b) for n, b in (
+    (8192, 1), (131072, 1), (8192, 32)))])
+def test_names_fit_their_columns_and_stand_apart(launched):
+    """No line is wider than its column, and no two labels of a column share a line."""
+    figure = profile_roofline.figure({"step": launched}, [])
+    names = [note for note in figure.layout.annotations if note.ax is not None]
+    assert max(len(line) for note in names for line in note.text.split("<br>")) <= 45
+    columns = {}
+    for note in names:
+        columns.setdefault(note.ax, []).append((note.ay, note.text.count("<br>") + 1))
+    for found in columns.values():
+        for (low, above), (high, below) in zip(sorted(found)[:-1], sorted(found)[1:], strict=True):
+            assert high - low > 0.12 * (above + below) / 2
+
+
 def tune_rows():
     case = CASES[0]
     return [make_row("profile", case.name, one.name, "microseconds", [t * (2 - one.chosen) for t in (100.0, 101.0)],

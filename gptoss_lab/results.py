@@ -173,12 +173,16 @@ def recorded_folder() -> Path:
     return Path(__file__).resolve().parent.parent / "data" / "measured"
 
 
+MEETING = ("model", "layers", "ep", "dp", "tp", "sequence_split", "batch", "tokens")
+"""Conditions by which rows meet."""
+
+
 def difference(ours: Iterable[Mapping[str, Any]], yours: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Set a user's rows beside the recorded ones.
 
-    Rows meet when suite, case, backend, metric and the conditions model, ep, dp, tp, batch and tokens agree; the last
-    row of a meeting counts. Returns one dict per meeting of the user's rows: those keys, unit, recorded, yours, ratio
-    (yours / recorded, None where either is missing), recorded_on and yours_on (GPU or "CPU").
+    Rows meet when suite, case, backend, metric and the conditions of MEETING agree; the last row of a meeting counts.
+    Returns one dict per meeting of the user's rows: those keys, unit, recorded, yours, ratio (yours / recorded, None
+    where either is missing), recorded_on and yours_on (GPU or "CPU").
     """
     recorded = {_identity(row): row for row in ours}
     result = []
@@ -187,7 +191,8 @@ def difference(ours: Iterable[Mapping[str, Any]], yours: Iterable[Mapping[str, A
         a, b = (match or {}).get("value"), row["value"]
         result.append({
             "suite": row["suite"], "case": row["case"], "backend": row["backend"], "metric": row["metric"],
-            "unit": row["unit"], "recorded": a, "yours": b, "ratio": b / a if a and b is not None else None,
+            **{name: row["conditions"].get(name) for name in MEETING}, "unit": row["unit"], "recorded": a, "yours": b,
+            "ratio": b / a if a and b is not None else None,
             "recorded_on": (match["gpu"] or "CPU") if match else None, "yours_on": row["gpu"] or "CPU",
         })
     return result
@@ -242,7 +247,7 @@ def _commit() -> str | None:
 def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
     conditions = row["conditions"]
     return (row["suite"], row["case"], row["backend"], row["metric"],
-            *(conditions.get(k) for k in ("model", "ep", "dp", "tp", "batch", "tokens")))
+            *(conditions.get(k) or None for k in MEETING))              # without a split and never asked: the same
 
 
 def _statistic(kind: str, readings: list[float]) -> float:
@@ -271,11 +276,15 @@ def _read_file(file: Path) -> list[dict[str, Any]]:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ResultError(f"cannot read results from {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ResultError(f"cannot read results from {file}: it is not UTF-8 text") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ResultError("a JSON object is expected")
             validate(row)
         except (json.JSONDecodeError, ResultError) as error:
             raise ResultError(f"{file}, line {number}: {error}") from None

@@ -203,4 +203,4 @@ def _identity(row: Row) -> tuple[Any, ...]:
 
 
 def _key(conditions: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(conditions.get(name) for name in ("model", "layers", "batch", "tokens"))
+    return tuple(conditions.get(name) for name in ("model", "layers", "weights", "batch", "tokens"))

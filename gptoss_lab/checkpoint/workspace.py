@@ -48,7 +48,7 @@ class Workspace:
         try:
             if not file.exists():
                 write_json(file, self._plan)
-            elif json.loads(file.read_text(encoding="utf-8")) != json.loads(json.dumps(self._plan)):
+            elif self._kept(file) != json.loads(json.dumps(self._plan)):
                 raise CheckpointError(f"{self.root} is left from another conversion (source, options); remove it first")
         except BaseException:
             os.close(self._lock)
@@ -57,6 +57,13 @@ class Workspace:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)
+
+    def _kept(self, file: Path) -> object:
+        """The plan of the conversion that was begun here."""
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            raise CheckpointError(f"{file} is damaged; remove {self.root} first") from None
 
     def finished(self, name: str) -> dict[str, Any] | None:
         """The record of file `name` if it is finished and its bytes have the recorded checksums, else None."""
@@ -67,7 +74,7 @@ class Workspace:
             content = json.loads(record.read_text(encoding="utf-8"))
             sums = {row["destination"]: row["sha256"] for row in content["rows"]}
             return content if checksums(file) == sums else None
-        except (CheckpointError, ValueError, KeyError):
+        except (CheckpointError, ValueError, KeyError, TypeError):
             return None
 
     def finish(self, name: str, content: dict[str, Any]) -> None:

@@ -105,9 +105,8 @@ def bench_prefill(
     cases = prefill.CASES
     if tokens or batch:
         cases = tuple(prefill.Prompt(n, b) for n in tokens or (8192,) for b in batch or (1,))
-    prefill.run(subject_of(model, layers, experts, projections, device, checkpoint), out, cases,
-                repetitions=repetitions, seconds=seconds, checked=check)
-    note(f"rows added to {out}")
+    _added(prefill.run(subject_of(model, layers, experts, projections, device, checkpoint), out, cases,
+                       repetitions=repetitions, seconds=seconds, checked=check), out)
 
 
 @bench.command("decode")
@@ -132,9 +131,14 @@ def bench_decode(
     cases = decode.CASES
     if tokens or batch:
         cases = tuple(decode.Batch(n, b) for n in tokens or (8192,) for b in batch or (1,))
-    decode.run(subject_of(model, layers, experts, projections, device, checkpoint), out, cases, steps=steps,
-               seconds=seconds, checked=check, kv_form=kv)
-    note(f"rows added to {out}")
+    _added(decode.run(subject_of(model, layers, experts, projections, device, checkpoint), out, cases, steps=steps,
+                      seconds=seconds, checked=check, kv_form=kv), out)
+
+
+def _added(rows: Sequence[Any], out: Path) -> None:
+    """What a bench says at its end that leaves out the cases its file holds."""
+    note(f"rows added to {out}; what it held already was not measured again" if rows else
+         f"{out} holds all of these cases already, so nothing was measured; remove it or name another --out")
 
 
 def subject_of(
@@ -187,9 +191,9 @@ def _finish(rows: list[dict[str, Any]], out: Path) -> None:
     """Write the rows and print them: value, bound and how much of it was reached, peer."""
     from gptoss_lab.results import write_rows
 
-    write_rows(out, rows)
     columns = ("case", "backend", "metric", "value", "unit", "bound", "% of bound", "peer", "its value")
-    print_table("Measured here", columns, map(_cells, rows))
+    print_table("Measured here", columns, map(_cells, rows))    # first, so that no reading is lost
+    write_rows(out, rows)
     note(f"rows added to {out}")
 
 

@@ -32,8 +32,16 @@ def difference(folder: Folder = Path("results"), json: options.Json = False) -> 
         return
     print_table(
         "Recorded (data/measured) and yours",
-        ("suite", "case", "backend", "metric", "unit", "recorded", "yours", "ratio", "recorded on", "yours on"),
-        [(*(row[key] for key in ("suite", "case", "backend", "metric", "unit")),
+        ("suite", "case", "backend", "conditions", "metric", "unit", "recorded", "yours", "ratio", "recorded on",
+         "yours on"),
+        [(*(row[key] for key in ("suite", "case", "backend")), _conditions(row), row["metric"], row["unit"],
           *(None if row[key] is None else float(row[key]) for key in ("recorded", "yours", "ratio")),
           row["recorded_on"], row["yours_on"]) for row in rows],
     )
+
+
+def _conditions(row: dict) -> str:
+    """Of what model, plan and sizes a row is, as far as it says: "gpt-oss-20b, EP2 DP1 TP2, batch 8, tokens 8192"."""
+    plan = " ".join(f"{name.upper()}{row[name]}" for name in ("ep", "dp", "tp") if row[name] is not None)
+    sizes = [f"{name} {row[name]}" for name in ("layers", "batch", "tokens") if row[name] is not None]
+    return ", ".join(filter(None, [row["model"], plan + (" SP" if row["sequence_split"] else ""), *sizes]))

@@ -6,7 +6,7 @@ its coefficients come from measurements (`fit`); its error from measurements tha
 Three calibrations share this form and must not be confused; `basis` says which one a number comes from.
     calibrate(rows)      this project's engine: rows of data/measured
     published_system()   the system of the post: its 32 prefill rows, and nothing about decode
-    kernels_alone(rows)  kernels timed alone, added up: no engine around them, so a lower estimate for one
+    kernels_alone(rows)  kernels timed alone, added up: no engine around them, and nothing of a launch that overlaps
 
 Where rows are too few the model refuses in a sentence instead of guessing.
 """

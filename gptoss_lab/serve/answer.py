@@ -5,19 +5,22 @@ APIs are written from these. What counts as what:
   - a message of the assistant to a tool, on any channel, is a call; "functions." is taken off its name;
   - the channel "analysis" is reasoning;
   - everything else is content: the channel final, remarks on commentary to nobody, and text without a channel.
-So nothing that a model wrote is dropped, and reasoning never mixes with the answer.
+So nothing that a model wrote is dropped, but for a header whose message was cut off before its first token, and
+reasoning never mixes with the answer.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gptoss_lab.harmony import Event, Message, MessageEnd, MessageStart, TextDelta
+from gptoss_lab.harmony import Event, Message, MessageEnd, MessageStart, TextDelta, TruncatedHeaderError
 from gptoss_lab.harmony.formats import ChatFormat
 from gptoss_lab.harmony.messages import NOT_TOOLS
 from gptoss_lab.serve.wire import Token
 
 REASONING, CONTENT, CALL = "reasoning", "content", "call"
+CUT = ("length", "context")     # why the engine stopped in the middle
+LONGEST_HEADER = 64             # tokens that a header may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,19 @@ class Answer:
             pieces += self._pieces(self._reader.feed(token.token))
             if token.finish is not None:
                 self.finish = token.finish
-                pieces += self._pieces(self._reader.finish())
+                events = self._reader.finish()
+                if token.finish in CUT and self._only_a_header(events):
+                    self.messages.pop()                 # nothing of the message itself had come
+                    self._unshown.clear()
+                else:
+                    pieces += self._pieces(events)
         return pieces
+
+    def _only_a_header(self, events: Sequence[Event]) -> bool:
+        """Whether what an answer was cut in is the beginning of a header. Text that never had one is content."""
+        last = events[-1].message if events and isinstance(events[-1], MessageEnd) else None
+        return (last is not None and isinstance(last.problem, TruncatedHeaderError)
+                and self._in_message <= LONGEST_HEADER and (not last.content or last.content.startswith("<|channel|>")))
 
     def _pieces(self, events: Sequence[Event]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -148,6 +148,9 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         worst = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, the member that it was meant to be
+        if worst["type"] == "json_invalid":                             # its place is a character of the body
+            text = f"the body is not JSON (character {worst['loc'][-1]}: {worst['ctx']['error']})"
+            return ApiError(400, text, code=worst["type"]).response()
         where = ".".join(part for part in map(str, worst["loc"]) if part not in ("body", "constrained-str")
                          and "[" not in part)
         return ApiError(400, f"{where or 'body'}: {worst['msg']}", param=where or None, code=worst["type"]).response()

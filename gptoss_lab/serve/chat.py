@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gptoss_lab.harmony.formats import ChatFormat
-from gptoss_lab.serve.answer import CALL, CONTENT, REASONING, Answer, Grown, Opened, Piece, merged
+from gptoss_lab.serve.answer import CALL, CONTENT, CUT, REASONING, Answer, Grown, Opened, Piece, merged
 from gptoss_lab.serve.chat_request import ChatRequest
 from gptoss_lab.serve.conversation import conversation
 from gptoss_lab.serve.errors import ApiError, bad_request
@@ -179,7 +179,7 @@ def usage(generation: Generation) -> CompletionUsage:
 
 
 def _finish_reason(answer: Answer) -> str:
-    if answer.finish in ("length", "context"):
+    if answer.finish in CUT:
         return "length"
     return "tool_calls" if answer.calls else "stop"
 

@@ -83,6 +83,7 @@ class ToolMessage(Strict):
     role: Literal["tool"]
     content: Content
     tool_call_id: str
+    name: str | None = None
 
 
 ChatMessage = Annotated[

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gptoss_lab.harmony import Message
-from gptoss_lab.serve.answer import CALL, CONTENT, REASONING, Closed, Opened, Piece, merged
+from gptoss_lab.serve.answer import CALL, CONTENT, CUT, REASONING, Closed, Opened, Piece, merged
 from gptoss_lab.serve.errors import ApiError, bad_request
 from gptoss_lab.serve.generation import Generation, Server, Wanted
 from gptoss_lab.serve.items import history, opening
@@ -161,7 +161,7 @@ class _Response:
     def _object(self, status: str | None = None, error: ApiError | None = None) -> types.Response:
         """The response as it is now. status: None when it is over."""
         request, answer = self.request, self.generation.answer
-        cut = answer.finish in ("length", "context")
+        cut = answer.finish in CUT
         status = status or ("incomplete" if cut else "completed")
         return types.Response.model_validate({
             "id": self.id, "object": "response", "created_at": self.created, "model": request.model, "status": status,

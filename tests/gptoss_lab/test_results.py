@@ -81,3 +81,26 @@ def test_difference_meets_on_case_and_conditions():
 def test_every_recorded_row_of_the_project_is_valid():
     for row in read_rows(results.recorded_folder()):
         assert row["raw"] or row["value"] is None
+
+
+def test_rows_of_other_plans_and_sizes_do_not_meet(tmp_path):
+    """A split prompt, fewer layers: other rows; the table says which they are."""
+    def one(value, **more):
+        return make_row("decode", "decode over ranks", "x", "ms_per_step", [value], "ms", model="nano", ep=2, dp=1,
+                        tp=2, batch=8, tokens=64, **more)
+
+    ours = [one(1.0, sequence_split=False), one(2.0, sequence_split=True), one(4.0, layers=2)]
+    found = difference(ours, [one(3.0, sequence_split=True), one(3.0), one(3.0, layers=2), one(3.0, layers=1)])
+    assert [(row["recorded"], row["sequence_split"], row["layers"]) for row in found] == [
+        (2.0, True, None), (1.0, None, None), (4.0, None, 2), (None, None, 1)]
+    assert {row["batch"] for row in found} == {8} and {row["tp"] for row in found} == {2}
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (b"3\n", "line 1: a JSON object"), (b"\nnull\n", "line 2: a JSON object"), (b"\xff\n", "not UTF-8")])
+def test_what_is_no_row_is_named_with_its_file(tmp_path, text, message):
+    file = tmp_path / "odd.jsonl"
+    file.write_bytes(text)
+    with pytest.raises(ResultError, match=message) as caught:
+        read_rows(file)
+    assert "odd.jsonl" in str(caught.value)

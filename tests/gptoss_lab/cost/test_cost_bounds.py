@@ -27,6 +27,7 @@ from gptoss_lab.cost import (
     total,
 )
 from gptoss_lab.cost.plan import largest_slice, shares
+from gptoss_lab.results import read_rows, recorded_folder
 
 LIMITS_S = [
     ("gpt-oss-120b", 8192, 0.048), ("gpt-oss-120b", 32768, 0.312), ("gpt-oss-120b", 65536, 0.944),
@@ -79,6 +80,15 @@ def test_measured_ceilings_never_promise_more_than_the_datasheet():
     assert {row["mark"] for row in H200.table()} == {"published"}
     assert {row["mark"] for row in H200_MEASURED.table()} == {"published", "recorded"}
     assert all(row["source"] for row in H200.table() + H200_MEASURED.table())
+
+
+def test_measured_ceilings_are_those_of_the_rows():
+    rows = {row["case"]: row["value"] for row in read_rows(recorded_folder(), suite="profile")
+            if row["case"].startswith("ceiling: ")}
+    for case, value, unit in (("device copy", H200_MEASURED.memory_bytes_per_second, 1e9),
+                              ("bf16 product", H200_MEASURED.bf16_flop_per_second, 1e12),
+                              ("fp8 product, rowwise scales", H200_MEASURED.fp8_flop_per_second, 1e12)):
+        assert value / unit == pytest.approx(rows[f"ceiling: {case}"], abs=0.5)
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

@@ -153,8 +153,12 @@ def test_what_is_not_well_formed_is_an_answer_and_never_an_empty_success(live):
     assert ask(live, "marker in text").choices[0].message.content == "a<|channel|>b"
     cut = ask(live, "hello", max_completion_tokens=len(SCRIPT["hello"]) - 2).choices[0]
     assert cut.message.content == "Hello" and cut.finish_reason == "length"
-    in_header = ask(live, "hello", max_tokens=2).choices[0]
-    assert in_header.message.content == "<|channel|>analysis" and in_header.finish_reason == "length"
+    for tokens in (1, 2):                                               # its markers are nobody's words
+        in_header = ask(live, "hello", max_tokens=tokens, logprobs=True).choices[0]
+        assert in_header.message.content is None and in_header.finish_reason == "length"
+        assert not in_header.logprobs.content
+    short = live.client.responses.create(model="nano", input="hello", max_output_tokens=2)
+    assert short.output == [] and short.status == "incomplete"
 
 
 def test_an_empty_answer_is_empty_text_and_a_cut_call_is_no_tool_call_reason(live):
